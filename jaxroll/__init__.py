@@ -1,0 +1,16 @@
+"""jaxroll: repeated code in JAX programs, rolled into loops before XLA compiles it."""
+
+import os as _os
+
+from jaxroll import compat as _compat
+from jaxroll.api import collect_reports, explain, roll, roll_jit
+from jaxroll.options import RollOptions
+from jaxroll.pipeline import RollError, roll_jaxpr
+from jaxroll.report import Refusal, RollRecord, RollReport
+
+__all__ = [
+    "Refusal", "RollError", "RollOptions", "RollRecord", "RollReport", "collect_reports", "explain", "roll",
+    "roll_jaxpr", "roll_jit"]
+__version__ = "0.1.0"
+
+_compat.hide_frames(_os.path.dirname(__file__))

@@ -1,0 +1,148 @@
+"""The pass, end to end: analyze, find rolls, choose, schedule, rewrite; then the same within the bodies."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import warnings
+from collections import defaultdict
+
+import jax
+
+from jaxroll import compat, cost
+from jaxroll.fingerprint import Fingerprinter, nested_jaxprs
+from jaxroll.options import RollOptions
+from jaxroll.plan import find_rolls
+from jaxroll.program import analyze
+from jaxroll.report import RollReport, Refusal, RollRecord
+from jaxroll.rewrite import evaluate, loop_body
+from jaxroll.schedule import schedule
+
+_MAX_DEPTH = 8
+_RECURSE = frozenset({"jit"})
+
+
+class RollError(RuntimeError):
+  """The pass made a mistake and noticed; the program as written is not to blame."""
+
+
+def roll_jaxpr(closed_jaxpr, options: RollOptions | None = None):
+  """Rewrites the repeats of a jaxpr as loops.
+
+  Args:
+    closed_jaxpr: a `jax.extend.core.ClosedJaxpr`, as `jax.make_jaxpr` returns it.
+    options: what the pass may do, a `RollOptions`.
+
+  Returns:
+    A closed jaxpr with inputs and results of the same types, and a `RollReport`.
+    Evaluated one primitive at a time, both give the same bits. Where nothing is
+    rolled the very same object comes back.
+
+  Raises:
+    RollError, or whatever went wrong: in strict mode only. Otherwise an internal
+    error gives a warning, the same object back, and `RollReport.error`.
+
+  >>> import jax, jax.numpy as jnp
+  >>> def f(ws, x):
+  ...   for w in ws:
+  ...     x = jnp.tanh(x @ w) + x * 0.5
+  ...   return x
+  >>> closed = jax.make_jaxpr(f)([jnp.ones((4, 4))] * 6, jnp.ones(4))
+  >>> rolled, report = roll_jaxpr(closed, RollOptions(strategy='scan'))
+  >>> [(r.trip_count, r.body_eqns) for r in report.rolls]
+  [(6, 4)]
+  """
+  options = options or RollOptions()
+  before = len(closed_jaxpr.jaxpr.eqns)
+  unchanged = RollReport(eqns_before=before, eqns_after=before)
+  if options.is_off:
+    return closed_jaxpr, unchanged
+  run = _Pass(options)
+  try:
+    rolled = run.rewrite(closed_jaxpr, 0)
+    if rolled is not closed_jaxpr:
+      _check(closed_jaxpr, rolled, options)
+  except Exception as error:  # by intent: no defect of the pass may reach the user as a crash
+    if options.is_strict:
+      raise
+    message = f"{type(error).__name__}: {error}"
+    warnings.warn(
+        "jaxroll met an internal error and compiles this program as written. Please report it with the "
+        f"program, or with jax.make_jaxpr's output, to jaxroll's issue tracker. {message}", RuntimeWarning, stacklevel=2)
+    return closed_jaxpr, RollReport(eqns_before=before, eqns_after=before, error=message)
+  return rolled, RollReport(
+      rolls=tuple(run.records), refusals=tuple(run.refusals), eqns_before=before, eqns_after=len(rolled.jaxpr.eqns),
+      size_before=run.fingerprinter._jaxpr_size(closed_jaxpr), size_after=Fingerprinter()._jaxpr_size(rolled),
+      seconds=dict(run.seconds))
+
+
+def _check(closed, rolled, options) -> None:
+  """Raises `RollError` unless both jaxprs have the same types."""
+  for what, a, b in (("input", closed.in_avals, rolled.in_avals), ("result", closed.out_avals, rolled.out_avals)):
+    if list(a) != list(b):
+      raise RollError(f"the rolled program's {what} types differ: {list(a)} became {list(b)}")
+  if options.is_strict:
+    compat.check_jaxpr(rolled)
+
+
+class _Pass:
+  """One run of the pass over a jaxpr and all that is nested in it."""
+
+  def __init__(self, options: RollOptions):
+    self.options = options
+    self.fingerprinter = Fingerprinter()
+    self.records: list[RollRecord] = []
+    self.refusals: list[Refusal] = []
+    self.seconds: dict[str, float] = defaultdict(float)
+    self._done: dict[int, tuple] = {}
+
+  @contextlib.contextmanager
+  def stage(self, name: str):
+    start = time.perf_counter()
+    try:
+      yield
+    finally:
+      self.seconds[name] += time.perf_counter() - start
+
+  def rewrite(self, closed, depth: int):
+    """The closed jaxpr with its repeats rolled, or the same object."""
+    if depth > _MAX_DEPTH or compat.is_high(closed):
+      return closed
+    known = self._done.get(id(closed))
+    if known is None:
+      known = self._done[id(closed)] = (self._rewrite(closed, depth), closed)
+    return known[0]
+
+  def _rewrite(self, closed, depth: int):
+    with self.stage("analyze"):
+      program = analyze(closed, self.fingerprinter)
+    with self.stage("find"):
+      rolls, refused = find_rolls(program, self.options)
+    with self.stage("choose"):
+      rolls, plan, too_dear = cost.choose(program, rolls, self.options)
+    self.refusals += [cost.located(program, r) for r in [*refused, *too_dear]]
+    if not rolls:
+      return self._nested(closed, depth)
+    with self.stage("rewrite"):
+      bodies = [None if loop is None else loop_body(program, plan, loop) for loop in plan.loops]
+    self.records += [cost.record(program, plan, k, depth) for k, loop in enumerate(plan.loops) if loop]
+    bodies = [None if body is None else self.rewrite(body, depth + 1) for body in bodies]
+    with self.stage("rewrite"):
+      rolled = jax.make_jaxpr(lambda *args: evaluate(program, plan, bodies, args))(*closed.in_avals)
+    return self._nested(rolled, depth)
+
+  def _nested(self, closed, depth: int):
+    """Rolls within the jitted functions that a jaxpr calls."""
+    eqns = list(closed.jaxpr.eqns)
+    changed = False
+    for i, eqn in enumerate(eqns):
+      if eqn.primitive.name not in _RECURSE:
+        continue
+      inner = eqn.params["jaxpr"]
+      if len(inner.jaxpr.eqns) < self.options.min_trip_count:
+        continue
+      rolled = self.rewrite(inner, depth + 1)
+      if rolled is not inner:
+        eqns[i] = eqn.replace(params={**eqn.params, "jaxpr": rolled})
+        changed = True
+    return compat.replace_eqns(closed, eqns) if changed else closed

@@ -1,0 +1,336 @@
+"""From runs to rolls: where each operand of a loop body comes from.
+
+A run says that equations recur; a roll says that they recur *with the same
+dataflow*. For each operand slot of the body, over all iterations, the value is
+
+  internal  a result of the same iteration,
+  carry     the same result of the iteration `lag` before, at first values from outside,
+  const     one value from outside, or one that every iteration computes anew alike,
+  xs        a value from outside per iteration.
+
+Iterations that fit none of these are peeled off, at either end or between.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from jaxroll import compat
+from jaxroll.fingerprint import STATIC_OPERANDS
+from jaxroll.options import RollOptions
+from jaxroll.program import Program
+from jaxroll.repeats import Run, find_runs
+from jaxroll.report import Refusal
+
+_ROUNDS = 3  # of search, each over what the ones before left over
+_TRIES_PER_RUN = 24  # attempts to find a consistent stretch in one run
+_EFFORT = 40  # slots looked at, per slot of the program, before the search stops
+_CHEAP_BYTES = 1 << 14  # an invariant this small is computed once, before the loop
+
+
+@dataclasses.dataclass(frozen=True)
+class Const:
+  """The same value in every iteration."""
+
+  value: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Carry:
+  """Body result `result` of the iteration `lag` before; at first, `inits` in turn."""
+
+  result: int
+  lag: int
+  inits: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Xs:
+  """A value from outside per iteration."""
+
+  values: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Slices:
+  """A slice of one array per iteration: `value[start : start + 1]` along its leading axis."""
+
+  value: int
+  starts: tuple[int, ...]
+
+
+Input = Const | Carry | Xs | Slices
+
+
+@dataclasses.dataclass(frozen=True)
+class Roll:
+  """`trips` iterations of `period` equations, from equation `start`, with one dataflow.
+
+  Attributes:
+    bindings: per slot of the body, a body result (>= 0) or -1-k for `inputs[k]`.
+    inputs: what comes from outside the iteration.
+    hoisted: offsets of equations that compute the same in every iteration.
+    sliced: offsets of `slice` equations whose result is an input (`Slices`).
+    first_result: value id of the first result of the first iteration.
+    results: how many results an iteration has.
+  """
+
+  start: int
+  period: int
+  trips: int
+  bindings: tuple[int, ...]
+  inputs: tuple[Input, ...]
+  hoisted: frozenset[int]
+  sliced: frozenset[int]
+  first_result: int
+  results: int
+
+  @property
+  def end(self) -> int:
+    return self.start + self.trips * self.period
+
+  def locate(self, value: int) -> tuple[int, int]:
+    """The iteration and the body result of a value that the roll makes."""
+    return divmod(value - self.first_result, self.results)
+
+  def value(self, trip: int, result: int) -> int:
+    return self.first_result + trip * self.results + result
+
+
+def find_rolls(program: Program, options: RollOptions) -> tuple[list[Roll], list[Refusal]]:
+  """Rolls that do not overlap, in program order, and why other runs were refused."""
+  rolls: list[Roll] = []
+  refusals: list[Refusal] = []
+  covered = np.zeros(len(program.eqns), bool)
+  budget = _EFFORT * (len(program.slots) + 1000)
+  for _ in range(_ROUNDS):
+    before = len(rolls)
+    # Covered equations and unmergeable ones equal nothing.
+    taken = covered | (program.fingerprints < 0)
+    free = np.where(taken, -1 - np.arange(len(covered)), program.fingerprints)
+    for run in find_runs(free, program.sizes, options.min_trip_count):
+      for start, end in _gaps(covered, run):
+        trips = (end - start) // run.period
+        if trips < options.min_trip_count:
+          continue
+        size = int(program.sizes[start : start + run.period].sum())
+        if size < options.min_body_eqns:
+          continue
+        budget -= int(program.slot_start[end] - program.slot_start[start])
+        if budget < 0:
+          refusals.append(Refusal(start, run.period, trips, "the search stopped here: its bound on work is reached"))
+          return sorted(rolls, key=lambda r: r.start), refusals
+        found = _best_rotation(program, start, end, run.period, options.min_trip_count)
+        if not found:
+          refusals.append(Refusal(start, run.period, trips, "the iterations' dataflow differs"))
+        for roll in found:
+          rolls.append(roll)
+          covered[roll.start : roll.end] = True
+    if len(rolls) == before:
+      break
+  return sorted(rolls, key=lambda r: r.start), refusals
+
+
+def _gaps(covered: np.ndarray, run: Run) -> list[tuple[int, int]]:
+  """The uncovered stretches within a run."""
+  taken = covered[run.start : run.end]
+  if not taken.any():
+    return [(run.start, run.end)]
+  edges = np.flatnonzero(np.diff(np.concatenate([[True], taken, [True]]).astype(np.int8)))
+  return [(run.start + int(a), run.start + int(b)) for a, b in zip(edges[::2], edges[1::2])]
+
+
+def _best_rotation(program: Program, start: int, end: int, period: int, min_trip_count: int) -> list[Roll]:
+  """The rolls within [start, end) under the rotation that serves best.
+
+  A period has no natural first equation. Preferred is the cut with the fewest
+  bytes crossing from one iteration to the next among those that keep every
+  iteration; then the cut with the fewest of all.
+  """
+  crossing = _crossing_bytes(program, start, end, period)
+  spare = (end - start) % period
+  whole, narrowest = int(np.argmin(crossing[: spare + 1])), int(np.argmin(crossing))
+
+  def rolls_at(cut):
+    trips = (end - start - cut) // period
+    rolls = _consistent_rolls(program, start + cut, period, trips, min_trip_count) if trips >= min_trip_count else []
+    return rolls, sum((r.trips - 1) * r.period for r in rolls)
+
+  rolls, saved = rolls_at(whole)
+  if narrowest != whole:
+    others, others_saved = rolls_at(narrowest)
+    # A carry of half the bytes is worth peeling one iteration, not more.
+    much_narrower = crossing[narrowest] * 2 < crossing[whole] and others_saved >= saved - period
+    if others_saved > saved or (others and much_narrower):
+      return others
+  return rolls
+
+
+def _crossing_bytes(program: Program, start: int, end: int, period: int) -> np.ndarray:
+  """For each offset in the period, the bytes made before it and read after it, within the run."""
+  first, last = program.out_start[start], program.out_start[end]
+  slots = program.slots[program.slot_start[start] : program.slot_start[end]]
+  reader = np.repeat(np.arange(start, end), np.diff(program.slot_start[start : end + 1]))
+  inner = slots >= first
+  maker = np.repeat(np.arange(start, end), np.diff(program.out_start[start : end + 1]))
+  last_read = maker.copy()
+  np.maximum.at(last_read, slots[inner] - first, reader[inner])
+  size = program.out_bytes[first:last].astype(float)
+  change = np.zeros(end - start + 2)
+  np.add.at(change, maker - start + 1, size)
+  np.add.at(change, last_read - start + 1, -size)
+  live = np.cumsum(change)  # live[c]: crosses the cut before equation start + c
+  return live[period : 2 * period]
+
+
+def _consistent_rolls(program: Program, start: int, period: int, trips: int, min_trip_count: int) -> list[Roll]:
+  """Maximal stretches of iterations with one dataflow, from left to right."""
+  rolls = []
+  flow = _Dataflow(program, start, period, trips)
+  at = tries = 0
+  while at + min_trip_count <= trips and tries < _TRIES_PER_RUN:
+    tries += 1
+    options = [(flow.consistent_until(a) - a, a) for a in range(at, min(at + 3, trips - min_trip_count + 1))]
+    length, first = max(options, key=lambda o: (o[0], -o[1]))
+    if length >= min_trip_count:
+      roll = flow.roll(first, length)
+      if roll is not None:
+        rolls.append(roll)
+      at = first + length
+    else:
+      at += max(1, options[0][0])
+  return rolls
+
+
+class _Dataflow:
+  """The operand slots of a run as a matrix, iterations by slots."""
+
+  def __init__(self, program: Program, start: int, period: int, trips: int):
+    self.program, self.start, self.period, self.trips = program, start, period, trips
+    lo, hi = program.slot_start[start], program.slot_start[start + trips * period]
+    self.slots = program.slots[lo:hi].reshape(trips, -1)
+    self.results = int(program.out_start[start + period] - program.out_start[start])
+    self.base = program.out_start[start] + self.results * np.arange(trips)
+    self.relative = self.slots - self.base[:, None]  # in [0, results): internal; below: earlier
+
+  def consistent_until(self, first: int) -> int:
+    """The end of the longest stretch from iteration `first` with one dataflow."""
+    done, step = first + 1, 8
+    while done < self.trips:
+      rows = slice(done - 1, min(done + step, self.trips))
+      outside = self.slots[rows] < self.base[first]
+      relative = self.relative[rows]
+      was, now = outside[:-1], outside[1:]
+      same = ~was & ~now & (relative[:-1] == relative[1:])
+      trip = np.arange(rows.start + 1, rows.stop)[:, None]
+      enters = was & ~now & (relative[1:] < 0) & (trip + relative[1:] // self.results == first)
+      bad = np.flatnonzero(~((was & now) | same | enters).all(axis=1))
+      if len(bad):
+        return done + int(bad[0])
+      done, step = rows.stop, step * 2
+    return self.trips
+
+  def roll(self, first: int, trips: int) -> Roll | None:
+    """The roll of `trips` iterations from iteration `first`, whose dataflow is consistent."""
+    program, results, period = self.program, self.results, self.period
+    start = self.start + first * period
+    end = start + trips * period
+    base = int(self.base[first])
+    slots = self.slots[first : first + trips]
+    last = self.relative[first + trips - 1]
+    outside = slots[-1] < base
+    canonical = np.where(slots >= 0, program.canonical[slots], slots)
+    alike = (canonical == canonical[0]).all(axis=0)
+    carried = {int(r) % results for r in last[~outside & (last < 0)]}
+    hoisted = self._hoisted(start, end, base, outside, alike, last, carried)
+    maker = np.repeat(np.arange(period), np.diff(program.out_start[start : start + period + 1]))
+
+    inputs: dict[Input, int] = {}
+    bindings: list[int] = []
+
+    def bind(source: Input) -> int:
+      return -1 - inputs.setdefault(source, len(inputs))
+
+    def outer_source(k: int) -> Input:
+      return Const(int(canonical[0, k])) if alike[k] else Xs(tuple(slots[:, k].tolist()))
+
+    sliced: dict[int, Slices] = {}  # by body result
+    for j in range(period):
+      eqn = start + j
+      lo, hi = (int(program.slot_start[e] - program.slot_start[start]) for e in (eqn, eqn + 1))
+      first_out = int(program.out_start[eqn] - program.out_start[start])
+      if program.eqns[eqn].primitive is compat.slice_p and j not in hoisted and outside[lo:hi].all():
+        source = self._slices([outer_source(k) for k in range(lo, hi)], program.eqns[eqn])
+        if source and first_out not in carried and not self._read_after(end, base, trips)[first_out]:
+          sliced[first_out] = source
+          bindings += [0] * (hi - lo)  # never read
+          continue
+      for k in range(lo, hi):
+        if outside[k]:
+          bindings.append(bind(outer_source(k)))
+          continue
+        lag, result = -(int(last[k]) // results), int(last[k]) % results
+        if lag:
+          bindings.append(bind(Carry(result, lag, tuple(slots[:lag, k].tolist()))))
+        elif int(maker[result]) in hoisted:
+          bindings.append(bind(Const(int(program.canonical[base + result]))))
+        elif result in sliced:
+          bindings.append(bind(sliced[result]))
+        else:
+          bindings.append(result)
+    return Roll(start, period, trips, tuple(bindings), tuple(inputs), frozenset(hoisted),
+                frozenset(int(maker[q]) for q in sliced), base, results)
+
+  def _read_after(self, end: int, base: int, trips: int) -> np.ndarray:
+    """Per body result, whether an equation after the roll reads any iteration's."""
+    uses = self.program.last_use[base : base + trips * self.results].reshape(trips, self.results)
+    return (uses >= end).any(axis=0)
+
+  def _slices(self, sources: list[Input], eqn) -> Slices | None:
+    """The leading-axis slices that a `slice` equation takes in turn, if it takes such."""
+    array, starts, rest = sources[0], sources[1], sources[2:]
+    (sizes, strides), _ = STATIC_OPERANDS[compat.slice_p].split(eqn.params)
+    shape = eqn.invars[0].aval.shape
+    if not (isinstance(array, Const) and isinstance(starts, Xs) and all(isinstance(r, Const) for r in rest)):
+      return None
+    if sizes[0] != 1 or sizes[1:] != tuple(shape[1:]) or any(s != 1 for s in strides):
+      return None
+    at = [self.program.outer[-1 - v].val for v in starts.values]
+    steps = set(np.diff(at).tolist())
+    return Slices(array.value, tuple(at)) if len(steps) == 1 and 0 not in steps else None
+
+  def _hoisted(self, start, end, base, outside, alike, last, carried) -> set[int]:
+    """Equations that compute the same in every iteration and are better computed once.
+
+    Left in the body is what only makes bytes of nothing (an iota, a broadcast zero)
+    and is not read after the loop: XLA fuses it into its readers.
+    """
+    program, period = self.program, self.period
+    slot_of = (program.slot_start[start : start + period + 1] - program.slot_start[start]).tolist()
+    out_of = (program.out_start[start : start + period + 1] - program.out_start[start]).tolist()
+    made = program.canonical[base : base + (end - start) // period * self.results].reshape(-1, self.results)
+    invariant = (made == made[0]).all(axis=0)
+    read_after = self._read_after(end, base, len(made))
+    maker = np.repeat(np.arange(period), np.diff(out_of))
+    can: set[int] = set()
+    needs: dict[int, list[int]] = {}
+    for j in range(period):
+      outs = range(out_of[j], out_of[j + 1])
+      if not all(invariant[q] for q in outs) or any(q in carried for q in outs):
+        continue
+      ks = range(slot_of[j], slot_of[j + 1])
+      inner = [int(maker[last[k]]) for k in ks if not outside[k] and last[k] >= 0]
+      if all(i in can for i in inner) and all(alike[k] if outside[k] else last[k] >= 0 for k in ks):
+        can.add(j)
+        needs[j] = inner
+    hoisted: set[int] = set()
+    for j in sorted(can, reverse=True):
+      outs = range(out_of[j], out_of[j + 1])
+      operands = sum(program.nbytes(int(v)) for v in program.slots[program.slot_start[start + j] : program.slot_start[start + j + 1]])
+      size = int(program.out_bytes[program.out_start[start + j] : program.out_start[start + j + 1]].sum())
+      if j in hoisted or size <= max(_CHEAP_BYTES, operands) or any(read_after[q] for q in outs):
+        hoisted.add(j)
+        hoisted.update(needs[j])
+    return hoisted

@@ -1,0 +1,288 @@
+"""Running a schedule: the rolled program, written in JAX's public API.
+
+Equations that stay are evaluated by `jax.core.eval_jaxpr` on sub-jaxprs, so that
+binding, contexts and source locations remain JAX's business. Loops are emitted
+through `jax.lax.scan`.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxroll import compat
+from jaxroll.fingerprint import STATIC_OPERANDS
+from jaxroll.plan import Carry, Const, Slices, Xs
+from jaxroll.program import Program, Static
+from jaxroll.schedule import Loop, One, Part, Schedule
+
+Transform = Callable[[Any], Any]
+
+
+def evaluate(program: Program, schedule: Schedule, bodies: list, args) -> list:
+  """The program's results for these arguments, computed by the schedule.
+
+  `bodies` holds each loop's body as a closed jaxpr, from `loop_body`.
+  """
+  return _Evaluation(program, schedule, bodies, args).run()
+
+
+def loop_body(program: Program, schedule: Schedule, loop: Loop):
+  """The body of a loop as a closed jaxpr.
+
+  Arguments: the loop's inputs. Results: those of the chains, of `lasts` and of `ys`.
+  """
+  roll = loop.roll
+  inputs = [roll.inputs[i] for i in loop.inputs]
+  avals = [_input_aval(program, roll, source) for source in inputs]
+  arguments = compat.fresh_vars([a.update(weak_type=False) if a.weak_type else a for a in avals])
+  of_input = dict(zip(loop.inputs, arguments))
+  wanted = [*(c.result for c in loop.chains), *loop.lasts, *loop.ys]
+  named = _name_dropped(program, [roll.value(0, q) for q in wanted])
+  eqns = []
+  for j in loop.offsets:
+    eqns += _body_equations(program, roll, j, of_input, named)
+  outs = [named.get(roll.value(0, q), program.out_vars[roll.value(0, q)]) for q in wanted]
+  return compat.close(compat.open_jaxpr(program.jaxpr, arguments, outs, eqns))
+
+
+def _input_aval(program: Program, roll, source):
+  if isinstance(source, Const):
+    return program.aval(source.value)
+  if isinstance(source, Carry):
+    return program.out_vars[roll.value(0, source.result)].aval
+  if isinstance(source, Slices):
+    aval = program.aval(source.value)
+    return aval.update(shape=(1, *aval.shape[1:]))
+  return program.aval(source.values[0]) or compat.ShapedArray((), np.dtype(np.int32))
+
+
+def _name_dropped(program: Program, values) -> dict[int, Any]:
+  """Variables for results that the original program drops."""
+  dropped = [v for v in values if type(program.out_vars[v]) is compat.DropVar]
+  return dict(zip(dropped, compat.fresh_vars([program.out_vars[v].aval for v in dropped]))) if dropped else {}
+
+
+def _body_equations(program: Program, roll, j: int, of_input, named) -> list:
+  """The first iteration's equation at offset `j`, reading the body's arguments."""
+  e = roll.start + j
+  eqn = program.eqns[e]
+  lo = int(program.slot_start[e] - program.slot_start[roll.start])
+  hi = int(program.slot_start[e + 1] - program.slot_start[roll.start])
+  statics = hi - lo - len(eqn.invars)
+  read = []
+  for k in range(lo, hi - statics):
+    b, atom = roll.bindings[k], eqn.invars[k - lo]
+    if b >= 0:
+      value = roll.value(0, b)
+      read.append(named.get(value, program.out_vars[value]))
+    elif type(atom) is compat.Literal and isinstance(roll.inputs[-1 - b], Const):
+      read.append(atom)
+    else:
+      read.append(of_input[-1 - b])
+  first = int(program.out_start[e])
+  outs = [named.get(first + i, v) for i, v in enumerate(eqn.outvars)]
+  moving = [roll.inputs[-1 - roll.bindings[k]] for k in range(hi - statics, hi)]
+  if all(isinstance(m, Const) for m in moving):
+    return [eqn.replace(invars=read, outvars=outs)]
+  # A static parameter that differs between iterations: compute it from operands.
+  rule = STATIC_OPERANDS[eqn.primitive]
+  indices = [np.int32(program.outer[-1 - m.value].val) if isinstance(m, Const) else None for m in moving]
+  index_args = [of_input[-1 - roll.bindings[k]] for k, i in zip(range(hi - statics, hi), indices) if i is None]
+
+  def apply(operands, given):
+    given = iter(given)
+    return rule.apply(operands, [next(given) if i is None else i for i in indices], eqn.params)
+
+  traced = jax.make_jaxpr(apply)([v.aval for v in read], [v.aval for v in index_args]).jaxpr
+  rename = dict(zip(traced.invars, [*read, *index_args]))
+  rename |= {t: o for t, o in zip(traced.outvars, outs)}
+  return [
+      t.replace(invars=[a if type(a) is compat.Literal else rename.get(a, a) for a in t.invars],
+                outvars=[rename.get(v, v) for v in t.outvars], source_info=eqn.source_info)
+      for t in traced.eqns]
+
+
+class _Evaluation:
+  """One walk over a schedule's steps, with the values made so far."""
+
+  def __init__(self, program: Program, schedule: Schedule, bodies, args):
+    self.program, self.schedule, self.bodies = program, schedule, bodies
+    self.outer = dict(zip(program.jaxpr.constvars, program.closed.consts))
+    self.outer.update(zip(program.jaxpr.invars, args))
+    self.made: dict[int, Any] = {}  # by resolved value
+    self.stacks: dict[tuple[int, int], Any] = {}  # (loop, body result) -> ys
+    self.stacked: dict[Any, Any] = {}  # parts or slices -> xs, shared between loops
+
+  def run(self) -> list:
+    for step in self.schedule.steps:
+      if isinstance(step, int):
+        self.loop(step)
+      else:
+        self.equations(step)
+    return [self.result(v, a) for v, a in zip(self.program.results, self.program.jaxpr.outvars)]
+
+  def read(self, value: int) -> Any:
+    value = self.schedule.values.resolve(value)
+    if value < 0:
+      atom = self.program.outer[-1 - value]
+      return atom.val if isinstance(atom, (compat.Literal, Static)) else self.outer[atom]
+    return self.made[value]
+
+  def array(self, value: int) -> Any:
+    """The value as an array of its type, not weakly typed."""
+    x, aval = self.read(value), self.program.aval(value)
+    if not hasattr(x, "dtype"):
+      return jnp.asarray(x, aval.dtype)
+    return lax.convert_element_type(x, aval.dtype) if _weak(x) else x
+
+  def result(self, value: int, atom) -> Any:
+    if type(atom) is compat.Literal:
+      return atom.val
+    x = self.read(value)
+    return compat.as_weak(x) if getattr(atom.aval, "weak_type", False) and not _weak(x) else x
+
+  def equations(self, step: tuple[int, ...]) -> None:
+    program = self.program
+    outs = [v for e in step for v in range(program.out_start[e], program.out_start[e + 1])]
+    named = _name_dropped(program, [v for v in outs if v in self.schedule.needed])
+    eqns = [program.eqns[e] for e in step]
+    if named:
+      eqns = [
+          e.replace(outvars=[named.get(int(program.out_start[i]) + k, v) for k, v in enumerate(e.outvars)])
+          for i, e in zip(step, eqns)]
+    own: set[Any] = set()
+    inputs: dict[Any, Any] = {}
+    for i, eqn in zip(step, eqns):
+      lo = int(program.slot_start[i])
+      for k, atom in enumerate(eqn.invars):
+        if type(atom) is not compat.Literal and atom not in own and atom not in inputs:
+          inputs[atom] = self.read(int(program.slots[lo + k]))
+      own.update(eqn.outvars)
+    outs = [v for v in outs if v in self.schedule.needed]
+    variables = [named.get(v, program.out_vars[v]) for v in outs]
+    jaxpr = compat.open_jaxpr(program.jaxpr, inputs, variables, eqns)
+    self.made.update(zip(outs, jax.core.eval_jaxpr(jaxpr, (), *inputs.values())))
+
+  def loop(self, k: int) -> None:
+    loop, body = self.schedule.loops[k], self.bodies[k]
+    roll = loop.roll
+    order = [roll.inputs[i] for i in loop.inputs]
+    consts = {i: self.array(s.value) for i, s in zip(loop.inputs, order) if isinstance(s, Const)}
+    xs = {i: self.xs(loop, i) for i, s in zip(loop.inputs, order) if isinstance(s, (Xs, Slices))}
+    registers = [[self.array(v) for v in reversed(chain.inits)] for chain in loop.chains]
+    zeros = [self.zero(roll.value(0, q)) for q in loop.lasts]
+    n_chains, n_lasts = len(loop.chains), len(loop.lasts)
+
+    def step(carry, x):
+      registers, _ = carry
+      def argument(i, source):
+        if isinstance(source, Const):
+          return consts[i]
+        if isinstance(source, Carry):
+          chain, lag = loop.registers[i]
+          return registers[chain][lag - 1]
+        return x[i]
+      outs = jax.core.eval_jaxpr(
+          body.jaxpr, body.consts, *[argument(i, s) for i, s in zip(loop.inputs, order)])
+      outs = [lax.convert_element_type(o, o.dtype) if _weak(o) else o for o in outs]
+      moved = [[new, *old[:-1]] for new, old in zip(outs, registers)]
+      return (moved, outs[n_chains : n_chains + n_lasts]), outs[n_chains + n_lasts :]
+
+    (registers, lasts), ys = lax.scan(step, (registers, zeros), xs, length=roll.trips, reverse=loop.reverse)
+    for chain, held in zip(loop.chains, registers):
+      for lag, value in enumerate(held, 1):
+        if lag <= roll.trips:
+          self.made[roll.value(roll.trips - lag, chain.result)] = value
+    for q, value in zip(loop.lasts, lasts):
+      self.made[roll.value(roll.trips - 1, q)] = value
+    for q, value in zip(loop.ys, ys):
+      self.stacks[k, q] = value
+      trips = loop.taken.get(q, ())
+      if trips:
+        parts = _unstack(value, tuple(loop.index(t) for t in trips))
+        self.made.update((roll.value(t, q), part) for t, part in zip(trips, parts))
+
+  def zero(self, value: int):
+    aval = self.program.aval(value)
+    return lax.full(aval.shape, 0, aval.dtype)
+
+  def xs(self, loop: Loop, i: int):
+    source = loop.roll.inputs[i]
+    if isinstance(source, Slices):
+      starts = source.starts[::-1] if loop.reverse else source.starts
+      key = (source.value, starts)
+      if key not in self.stacked:
+        self.stacked[key] = _slices(self.array(source.value), starts)
+      return self.stacked[key]
+    ordered = source.values[::-1] if loop.reverse else source.values
+    constants = constant_xs(self.program, ordered)
+    if constants is not None:
+      return constants
+    key = loop.feeds[i]
+    if key not in self.stacked:
+      self.stacked[key] = self.assemble(key)
+    return self.stacked[key]
+
+  def assemble(self, parts: tuple[Part | One, ...]):
+    """An array whose leading axis runs through the parts."""
+    if len(parts) == 1 and isinstance(parts[0], Part):
+      return self.part(parts[0])
+    if all(isinstance(p, One) for p in parts):
+      return _stack(*[self.array(p.value) for p in parts])
+    pieces = [
+        self.part(p) if isinstance(p, Part) else lax.expand_dims(self.array(p.value), (0,)) for p in parts]
+    return lax.concatenate(pieces, 0)
+
+  def part(self, part: Part):
+    ys = self.stacks[part.loop, part.result]
+    last = part.first + part.step * (part.count - 1)
+    low, high = min(part.first, last), max(part.first, last) + 1
+    if (low, high) != (0, ys.shape[0]):
+      ys = lax.slice_in_dim(ys, low, high)
+    return lax.rev(ys, (0,)) if part.step < 0 else ys
+
+
+def constant_xs(program: Program, values) -> np.ndarray | None:
+  """The values as one constant array, if all are literals or static operands."""
+  if any(v >= 0 for v in values):
+    return None
+  atoms = [program.outer[-1 - v] for v in values]
+  if all(type(a) is Static for a in atoms):
+    return np.asarray([a.val for a in atoms], np.int32)
+  if all(type(a) is compat.Literal for a in atoms):
+    return np.stack([np.asarray(a.val, a.aval.dtype) for a in atoms])
+  return None
+
+
+def _weak(x) -> bool:
+  return bool(getattr(jax.typeof(x), "weak_type", False))
+
+
+@jax.jit
+def _stack(*parts):
+  return jnp.stack(parts)
+
+
+_stack.__wrapped__.__name__ = "stack"
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _unstack(stacked, indices):
+  return [lax.index_in_dim(stacked, i, 0, keepdims=False) for i in indices]
+
+
+def _slices(array, starts: tuple[int, ...]):
+  """`array[starts, None]`, the starts in even steps."""
+  step = starts[1] - starts[0] if len(starts) > 1 else 1
+  low, high = min(starts), max(starts) + 1
+  if (low, high, abs(step)) != (0, array.shape[0], 1):
+    array = lax.slice_in_dim(array, low, high, abs(step))
+  if step < 0:
+    array = lax.rev(array, (0,))
+  return lax.expand_dims(array, (1,))
