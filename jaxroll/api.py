@@ -11,7 +11,7 @@ from typing import Any, Callable
 
 import jax
 
-from jaxroll import compat
+from jaxroll import compat, where
 from jaxroll.options import RollOptions
 from jaxroll.pipeline import roll_jaxpr
 from jaxroll.report import RollReport
@@ -60,15 +60,16 @@ def roll(fun: Callable, options: RollOptions | None = None) -> Callable:
   >>> bool(jnp.allclose(jax.jit(jax.grad(roll(f)))(1.), jax.grad(f)(1.), rtol=1e-4))
   True
   """
-  options = _checked(options)
+  return _rolled(fun, _checked(options), {})
 
+
+def _rolled(fun: Callable, options: RollOptions, jit_options: dict) -> Callable:
   @functools.wraps(fun)
   def rolled(*args, **kwargs):
     if options.is_off or not compat.under_jit():
       return fun(*args, **kwargs)
-    return _trace_and_roll(fun, options, args, kwargs)
+    return _trace_and_roll(fun, options, jit_options, args, kwargs)
 
-  rolled.__wrapped__ = fun
   return rolled
 
 
@@ -95,13 +96,10 @@ def roll_jit(fun: Callable | None = None, /, *, roll: RollOptions | None = None,
   options = _checked(roll)
   if fun is None:
     return functools.partial(roll_jit, roll=options, **jit_options)
-  jitted = jax.jit(_roll(fun, options), **jit_options)
+  jitted = jax.jit(_rolled(fun, options, jit_options), **jit_options)
   jitted.__wrapped__ = fun
   jitted.__jaxroll__ = _Origin(fun, options, jit_options)
   return jitted
-
-
-_roll = roll  # `roll_jit` has a parameter of that name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,18 +146,19 @@ def explain(fun: Callable, options: RollOptions | None = None) -> Callable[..., 
       dynamic = [i for i, leaf in enumerate(leaves) if _is_array(leaf)]
       closed, _ = _trace(fun, tree, leaves, dynamic)
     seconds = time.perf_counter() - start
-    return _timed(roll_jaxpr(closed, options)[1], seconds)
+    platform = where.platform_of(origin.jit_options if origin else {})
+    return _timed(roll_jaxpr(closed, options, platform=platform)[1], seconds)
 
   return explained
 
 
-def _trace_and_roll(fun, options, args, kwargs):
+def _trace_and_roll(fun, options, jit_options, args, kwargs):
   leaves, tree = jax.tree.flatten((args, kwargs))
   dynamic = [i for i, leaf in enumerate(leaves) if isinstance(leaf, jax.core.Tracer)]
   start = time.perf_counter()
   closed, out_tree = _trace(fun, tree, leaves, dynamic)
   seconds = time.perf_counter() - start
-  rolled, report = roll_jaxpr(closed, options)
+  rolled, report = roll_jaxpr(closed, options, platform=where.platform_of(jit_options))
   for listen in _listeners.get():
     listen(_timed(report, seconds))
   outs = jax.core.eval_jaxpr(rolled.jaxpr, rolled.consts, *[leaves[i] for i in dynamic])

@@ -9,9 +9,14 @@ import contextlib
 import os
 
 import jax
+import numpy as np
 import jax.extend.source_info_util as source_info_util
+from jax._src import core as _private_core
+from jax._src import linear_util as _linear_util
 from jax._src import source_info_util as _private_source_info
 from jax._src import traceback_util as _private_traceback
+from jax._src import util as _private_util
+from jax.experimental.xla_metadata import set_xla_metadata
 from jax.extend import core as jex_core
 from jax.extend.core import primitives
 
@@ -22,6 +27,16 @@ Literal = jex_core.Literal
 DropVar = jex_core.DropVar
 Var = jex_core.Var
 ShapedArray = jax.core.ShapedArray
+
+WrappedFun = _linear_util.WrappedFun
+
+# Types whose values are compared by `==`.
+BY_VALUE = (jax.core.AbstractValue, jax.tree_util.PyTreeDef, np.dtype, jax.sharding.Sharding)
+# Types whose values say nothing about what a function computes: stores for auxiliary results, traces and
+# their tags, names for error messages.
+_OPAQUE = (_linear_util.Store, _linear_util.EqualStore, _private_core.TraceTag, jax.core.Trace, jex_core.DebugInfo)
+
+_BARRIERS_EXPAND_EARLY = tuple(map(int, jax.__version__.split(".")[:2])) < (0, 11)
 
 jit_p = primitives.jit_p
 slice_p = primitives.slice_p
@@ -93,29 +108,54 @@ def location(eqn: JaxprEqn) -> str:
   return ""
 
 
-def traced_jvp_rule(params):
-  """The jaxpr and constants of a `custom_jvp_call`'s rule, for non-zero tangents."""
-  fun = params["jvp_jaxpr_fun"]
-  jaxpr, consts, zeros = fun.call_wrapped(*[False] * (len(params["call_jaxpr"].jaxpr.invars) - params["num_consts"]))
-  return jaxpr, consts, tuple(zeros)
-
-
-def traced_fwd_rule(params):
-  """The jaxpr and constants of a `custom_vjp_call`'s forward rule, for non-zero cotangents."""
-  fun = params["fwd_jaxpr_thunk"]
-  out = fun.call_wrapped(*[False] * (len(params["call_jaxpr"].jaxpr.invars) - params["num_consts"]))
-  return out[0], out[1]
-
-
-def bwd_identity(params):
-  """An object that is equal for two `custom_vjp_call`s only if their backward rules are the same."""
-  bwd = params["bwd"]
-  stack = tuple((t[0] if isinstance(t, tuple) else t) for t in getattr(bwd, "transforms", ()))
-  return bwd.f, stack
-
-
 def replace_eqns(closed: ClosedJaxpr, eqns) -> ClosedJaxpr:
   """The closed jaxpr with other equations over the same variables."""
   if ClosedJaxpr is Jaxpr:
     return closed.replace(eqns=list(eqns))
   return ClosedJaxpr(closed.jaxpr.replace(eqns=list(eqns)), closed.consts)
+
+
+def is_opaque(value) -> bool:
+  """Whether an object in a JAX-made closure says nothing about what the function computes."""
+  return isinstance(value, _OPAQUE)
+
+
+def unhashable_value(value) -> tuple | None:
+  """`(v,)` for JAX's wrapper of an argument `v` that was not hashable, else None."""
+  return (value.val,) if isinstance(value, _private_util.Unhashable) else None
+
+
+def fence(values: list, platform: str | None) -> list:
+  """The values behind a barrier that keeps XLA from fusing across it.
+
+  XLA:CPU of jax 0.10 expands `optimization_barrier` before it fuses. There an identity
+  function that is kept out of line does the same, and costs nothing: XLA fuses on
+  neither side into a call, and drops the call at the very end. (Measured: the same compile
+  and run time and memory as a barrier with the pass `cse_barrier_expander` disabled.)
+  """
+  if platform == "cpu" and _BARRIERS_EXPAND_EARLY:
+    with set_xla_metadata(inlineable="false"):
+      return _identity(values)
+  return jax.lax.optimization_barrier(values)
+
+
+@jax.jit
+def _identity(values):
+  return values
+
+
+_identity.__wrapped__.__name__ = "fence"
+
+
+def out_of_line(fun):
+  """`fun`, jitted so that its calls survive XLA's inlining."""
+  if hasattr(jax, "Inline"):
+    return jax.jit(fun, inline=jax.Inline.XLA_LATE)
+  jitted = jax.jit(fun)
+
+  def call(*args):
+    jitted.eval_shape(*args)  # traced here: only the call, not its body, is to carry the attribute
+    with set_xla_metadata(inlineable="false"):
+      return jitted(*args)
+
+  return call

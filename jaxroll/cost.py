@@ -1,8 +1,9 @@
-"""Which rolls pay: compile work saved against what a loop costs.
+"""Which rolls pay, and how to rewrite each: `scan`, `fence`, `call`, `inline`, or not at all.
 
-A loop's inputs that are not one array already must be stacked, and its results
-that are read one by one must be taken apart: each is an operation per iteration,
-and a copy of the bytes.
+A scan compiles its body once, but its inputs must lie stacked in one array: what
+does not lie so already is copied, and so is what is taken apart afterwards. A
+fence copies nothing and compiles every iteration, but each by itself. So: scan
+what can be scanned for (almost) nothing, fence the rest.
 """
 
 from __future__ import annotations
@@ -11,78 +12,163 @@ import dataclasses
 
 from jaxroll import compat
 from jaxroll.options import RollOptions
-from jaxroll.plan import Carry, Const, Roll, Slices, Xs
+from jaxroll.plan import Carry, Const, Roll, Slices, Xs, separate
 from jaxroll.program import Program, aval_bytes
 from jaxroll.report import Refusal, RollRecord
 from jaxroll.rewrite import constant_xs
 from jaxroll.schedule import Loop, One, Part, Schedule, schedule
+from jaxroll.work import Work, draws_random_bits, equation_work
 
-# 'auto' rolls a repeat only if it saves this many equations ...
+# Rolls that save fewer equations are left alone: what XLA compiles in no time needs no help.
 _MIN_SAVED = 60
-# ... and this many per operation that stacks or takes apart.
+# The bytes that a scan may copy, as a part of the bytes that its iterations write.
+_COPIED_PER_WRITTEN = {"balanced": 0.02, "run": 0.0, "compile": float("inf")}
+# A scan must save this many equations per operation that stacks or takes apart.
 _SAVED_PER_COPY = 4
+# The bytes of random values that may be drawn before they are needed, as a part of the program's input bytes.
+_EARLY_PER_INPUT = 0.01
+_ROUNDS = 8
 
 
-def choose(program: Program, rolls: list[Roll], options: RollOptions):
-  """The rolls that pay, their schedule, and refusals for the others.
+@dataclasses.dataclass(frozen=True)
+class Estimate:
+  """What a roll saves and costs, if scanned.
 
-  Refusing one changes what others cost (its results are no longer stacked
-  already), so that the choice is repeated until nothing changes.
+  Attributes:
+    saved: equations that XLA need not compile, nested ones counted.
+    copied: bytes stacked or taken apart each time that the program runs.
+    operations: how many operations stack or take apart.
+    work: what all the iterations do.
   """
-  refusals: list[Refusal] = []
-  while rolls:
-    plan = schedule(program, rolls)
-    if options.strategy != "auto":
-      return rolls, plan, refusals
-    kept = []
-    for k, roll in enumerate(rolls):
-      reason = _too_dear(program, plan, k) if plan.loops[k] else ""
-      if reason:
-        refusals.append(Refusal(roll.start, roll.period, roll.trips, reason))
-      else:
-        kept.append(roll)
-    if len(kept) == len(rolls):
-      return rolls, plan, refusals
-    rolls = kept
-  return [], None, refusals
+
+  saved: int
+  copied: int
+  operations: int
+  work: Work
 
 
-def _too_dear(program: Program, plan: Schedule, k: int) -> str:
-  loop = plan.loops[k]
-  size = int(sum(program.sizes[loop.roll.start + j] for j in loop.offsets))
-  saved = size * (loop.roll.trips - 1)
-  if saved < _MIN_SAVED:
-    return f"saves only {saved} equations"
-  copies = sum(len(t) for t in loop.taken.values())
-  copies += sum(sum(isinstance(p, One) for p in parts) for i, parts in loop.feeds.items()
-                if constant_xs(program, loop.roll.inputs[i].values) is None)
-  if saved < _SAVED_PER_COPY * copies:
-    return f"saves {saved} equations but needs {copies} operations to stack and take apart"
-  return ""
+def choose(program: Program, rolls: list[Roll], options: RollOptions, platform: str | None):
+  """The rolls that pay, their schedule, the reason for each one's strategy, and refusals for the others.
+
+  What one roll costs depends on the others (an earlier scan's ys can be read as
+  they are), so that the choice is repeated until it no longer changes.
+  """
+  if options.strategy != "auto":
+    plan = schedule(program, rolls, [options.strategy] * len(rolls)) if rolls else None
+    return plan, ["as asked"] * len(rolls), []
+  kept, refusals = [], []
+  for roll in rolls:
+    saved = int(program.sizes[roll.start : roll.start + roll.period].sum()) * (roll.trips - 1)
+    if saved < _MIN_SAVED:
+      refusals.append(Refusal(roll.start, roll.period, roll.trips, f"saves only {saved} equations"))
+    else:
+      kept.append(roll)
+  if not kept:
+    return None, [], refusals
+  strategies = ["scan"] * len(kept)
+  reasons = ["nothing to copy"] * len(kept)
+  for round_ in range(_ROUNDS):
+    plan = schedule(program, kept, strategies)
+    changed = False
+    for k, loop in enumerate(plan.loops):
+      if loop is None or strategies[k] != "scan":
+        continue
+      estimate = estimate_scan(program, loop)
+      strategy, reasons[k] = _judge(estimate, options, platform)
+      if strategy != "scan" or round_ == _ROUNDS - 1 and changed:
+        strategies[k], changed = strategy, True
+    if not changed:
+      break
+  kept, strategies, reasons = _separate_random(program, plan, kept, strategies, reasons)
+  return schedule(program, kept, strategies), reasons, refusals
 
 
-def record(program: Program, plan: Schedule, k: int, depth: int) -> RollRecord:
+def _separate_random(program: Program, plan: Schedule, rolls, strategies, reasons):
+  """Splits what draws random bits off the rolls that are not scanned, as scans of their own.
+
+  Random-number code is dear to compile, so that one copy of it in a loop pays where
+  the rest of the body is better off called. All the draws are then made before
+  the rest runs, and their bytes live until they are read: that is for nothing if
+  they are read after the roll anyway (by a backward pass), else it must be little.
+  """
+  out = []
+  for k, (roll, strategy, reason) in enumerate(zip(rolls, strategies, reasons)):
+    loop = plan.loops[k]
+    draws = [] if strategy == "scan" or loop is None else [
+        j for j in loop.offsets if draws_random_bits(program.eqns[roll.start + j])]
+    results = [q for j in draws for q in _results_of(program, roll, j)]
+    split = separate(program, roll, results) if results else None
+    extra = sum(program.nbytes(roll.value(0, q)) * roll.trips for q in results if q not in loop.taken)
+    if split and extra <= _EARLY_PER_INPUT * sum(aval_bytes(v.aval) for v in program.jaxpr.invars):
+      out += [(split[0], "scan", "random bits, drawn by one loop"), (split[1], strategy, reason)]
+    else:
+      out.append((roll, strategy, reason))
+  return tuple(map(list, zip(*out)))
+
+
+def _results_of(program: Program, roll: Roll, offset: int) -> range:
+  first = program.out_start[roll.start + offset : roll.start + offset + 2] - roll.first_result
+  return range(int(first[0]), int(first[1]))
+
+
+def _judge(estimate: Estimate, options: RollOptions, platform: str | None) -> tuple[str, str]:
+  """The strategy for a roll, and why."""
+  aim = options.optimize_for
+  if not estimate.work.kernels and aim != "compile":
+    return "inline", "the body fuses into one kernel with its neighbours"
+  if platform == "cpu" and estimate.work.convolutions and aim != "compile":
+    return "fence", "XLA:CPU has its fast convolutions outside loops only"
+  if options.max_copy_bytes is not None and estimate.copied > options.max_copy_bytes:
+    return "fence", f"a scan would copy {estimate.copied:,} bytes, more than max_copy_bytes"
+  allowed = _COPIED_PER_WRITTEN[aim] * estimate.work.bytes
+  if estimate.copied > allowed:
+    return "fence", f"a scan would copy {estimate.copied:,} bytes beside {int(estimate.work.bytes):,} written"
+  if estimate.saved < _SAVED_PER_COPY * estimate.operations:
+    return "fence", f"a scan would need {estimate.operations} operations to stack and take apart"
+  return "scan", f"copies {estimate.copied:,} bytes" if estimate.copied else "nothing to copy"
+
+
+def estimate_scan(program: Program, loop: Loop) -> Estimate:
+  """What the loop saves and costs as a scan."""
+  roll = loop.roll
+  copied = operations = 0
+  for q, trips in loop.taken.items():
+    copied += program.nbytes(roll.value(0, q)) * len(trips)
+    operations += len(trips)
+  for i, parts in loop.feeds.items():
+    if constant_xs(program, roll.inputs[i].values) is None:
+      copied += _feed(program, loop, i)[1]
+      operations += sum(isinstance(p, One) for p in parts)
+  work = Work()
+  for j in loop.offsets:
+    work += equation_work(program.eqns[roll.start + j])
+  size = int(sum(program.sizes[roll.start + j] for j in loop.offsets))
+  return Estimate(size * (roll.trips - 1), copied, operations, work * roll.trips)
+
+
+def record(program: Program, plan: Schedule, k: int, reason: str, depth: int) -> RollRecord:
   """A roll for the report."""
   loop = plan.loops[k]
   roll = loop.roll
   feeds, copied = [], []
   for i in loop.inputs:
-    source = roll.inputs[i]
-    if isinstance(source, (Xs, Slices)):
-      kind, size = _feed(program, plan, loop, i)
+    if isinstance(roll.inputs[i], (Xs, Slices)):
+      kind, size = _feed(program, loop, i) if loop.strategy == "scan" else ("arguments", 0)
       feeds.append(kind)
       copied.append(size)
   by_type = [type(roll.inputs[i]) for i in loop.inputs]
+  is_scan = loop.strategy == "scan"
   return RollRecord(
-      strategy="scan", trip_count=roll.trips, body_eqns=len(loop.offsets),
+      strategy=loop.strategy, reason=reason, trip_count=roll.trips, body_eqns=len(loop.offsets),
       body_size=int(sum(program.sizes[roll.start + j] for j in loop.offsets)),
-      carries=sum(len(c.inits) for c in loop.chains) + len(loop.lasts), consts=by_type.count(Const), xs=len(feeds),
-      ys=len(loop.ys), reverse=loop.reverse, feeds=tuple(feeds), copied_bytes=tuple(copied),
-      unstacked_bytes=sum(program.nbytes(roll.value(0, q)) * len(t) for q, t in loop.taken.items()), depth=depth,
-      location=compat.location(program.eqns[roll.start]))
+      carries=sum(len(c.inits) for c in loop.chains) + len(loop.lasts) if is_scan else by_type.count(Carry),
+      consts=by_type.count(Const), xs=len(feeds), ys=len(loop.ys) if is_scan else len(loop.taken),
+      reverse=loop.reverse, feeds=tuple(feeds), copied_bytes=tuple(copied),
+      unstacked_bytes=sum(program.nbytes(roll.value(0, q)) * len(t) for q, t in loop.taken.items()) if is_scan else 0,
+      depth=depth, location=compat.location(program.eqns[roll.start]))
 
 
-def _feed(program: Program, plan: Schedule, loop: Loop, i: int) -> tuple[str, int]:
+def _feed(program: Program, loop: Loop, i: int) -> tuple[str, int]:
   """How an xs is made, and the bytes copied to make it."""
   source = loop.roll.inputs[i]
   if isinstance(source, Slices):
@@ -94,7 +180,7 @@ def _feed(program: Program, plan: Schedule, loop: Loop, i: int) -> tuple[str, in
   parts = loop.feeds[i]
   size = program.nbytes(source.values[0]) * loop.roll.trips
   if len(parts) == 1 and isinstance(parts[0], Part):
-    whole = parts[0].step == 1 and parts[0].count == plan.loops[parts[0].loop].roll.trips
+    whole = parts[0].step == 1 and parts[0].count == parts[0].available
     return ("ys", 0) if whole else ("ys part", size)
   return ("stack" if all(isinstance(p, One) for p in parts) else "ys part"), size
 

@@ -13,6 +13,7 @@ parameters, such as where a slice starts.
 from __future__ import annotations
 
 import itertools
+import types
 from typing import Any, Callable, Hashable
 
 import jax
@@ -20,6 +21,7 @@ import numpy as np
 from jax import lax
 
 from jaxroll import compat
+from jaxroll.functions import array_key, function_key
 
 # Primitives whose equations are never equal to another: they draw state from outside.
 _STATEFUL = frozenset({"rng_uniform", "infeed", "outfeed", "create_token"})
@@ -94,7 +96,7 @@ class Fingerprinter:
     value = literal.val
     if type(value) in (bool, int, float):
       return (type(value), repr(value), self.aval(literal.aval)[0])
-    return (_array_key(value), self.aval(literal.aval)[0])
+    return (array_key(value), self.aval(literal.aval)[0])
 
   def equation(self, eqn, operand_avals) -> tuple[int, tuple[int, ...]]:
     """The fingerprint of `eqn` and its static operands.
@@ -120,10 +122,6 @@ class Fingerprinter:
     if not params:
       return ()
     try:
-      if primitive.name == "custom_jvp_call":
-        return self._custom_jvp(params)
-      if primitive.name == "custom_vjp_call":
-        return self._custom_vjp(params)
       cosmetic = _COSMETIC.get(primitive.name, ())
       return tuple([(k, self._value(v)) for k, v in params.items() if k not in cosmetic])
     except _Incomparable:
@@ -146,28 +144,14 @@ class Fingerprinter:
     if kind is dict:
       return ("dict", *[(k, self._value(v)) for k, v in sorted(value.items(), key=lambda i: str(i[0]))])
     if isinstance(value, (np.ndarray, np.generic, jax.Array)):
-      return _array_key(value)
+      return array_key(value)
+    if isinstance(value, (types.FunctionType, compat.WrappedFun)):
+      return function_key(value, self.jaxpr)
     try:
       hash(value)
     except TypeError:
       raise _Incomparable from None
     return ("equal", value)
-
-  def _custom_jvp(self, params) -> Hashable:
-    try:
-      rule, consts, zeros = compat.traced_jvp_rule(params)
-    except Exception:
-      raise _Incomparable from None
-    return (self._value(params["call_jaxpr"]), params["num_consts"], params["symbolic_zeros"],
-            self._value(compat.close(rule, consts)), zeros)
-
-  def _custom_vjp(self, params) -> Hashable:
-    try:
-      rule, consts = compat.traced_fwd_rule(params)
-    except Exception:
-      raise _Incomparable from None
-    return (self._value(params["call_jaxpr"]), params["num_consts"], params["symbolic_zeros"],
-            self._value(compat.close(rule, consts)), _function_key(compat.bwd_identity(params)))
 
   def jaxpr(self, jaxpr) -> int:
     """An id equal for jaxprs that are equal up to renaming, constants by value."""
@@ -197,7 +181,7 @@ class Fingerprinter:
       for v in eqn.outvars:
         numbers[v], avals[v] = len(numbers), self.aval(v.aval)
     return ("jaxpr", len(jaxpr.constvars), tuple([avals[v][0] for v in inputs]),
-            tuple([_array_key(c) for c in consts]), tuple(lines), tuple([atom(a) for a in jaxpr.outvars]))
+            tuple([array_key(c) for c in consts]), tuple(lines), tuple([atom(a) for a in jaxpr.outvars]))
 
   def size(self, eqn) -> int:
     """How many equations `eqn` stands for, nested ones counted."""
@@ -229,55 +213,3 @@ def nested_jaxprs(params):
       for v in value:
         if type(v) is compat.ClosedJaxpr or type(v) is compat.Jaxpr:
           yield v
-
-
-def _array_key(value) -> Hashable:
-  """A key of an array's bits and dtype; of its identity where it has no bits yet or many."""
-  if isinstance(value, jax.core.Tracer) or getattr(value, "nbytes", 0) > 1 << 20:
-    return ("object", _Same(value))
-  if isinstance(value, jax.Array):
-    if not value.is_fully_addressable or jax.dtypes.issubdtype(value.dtype, jax.dtypes.extended):
-      return ("object", _Same(value))
-  array = np.asarray(value)
-  if array.dtype.hasobject:
-    return ("object", _Same(value))
-  return ("array", array.dtype, array.shape, array.tobytes(), bool(getattr(value, "weak_type", False)))
-
-
-class _Same:
-  """Equal to another only if both hold the same object, which it keeps alive."""
-
-  __slots__ = ("value",)
-
-  def __init__(self, value):
-    self.value = value
-
-  def __hash__(self):
-    return id(self.value)
-
-  def __eq__(self, other):
-    return self.value is other.value
-
-
-def _function_key(value) -> Hashable:
-  """A key equal for functions of the same code over the same closure and defaults."""
-  if isinstance(value, tuple):
-    return tuple([_function_key(v) for v in value])
-  code = getattr(value, "__code__", None)
-  if code is None:
-    return ("is", _Same(value))
-  cells = [c.cell_contents for c in (value.__closure__ or ())]
-  return ("code", _Same(code), _Same(value.__globals__), *[_closure_key(c) for c in cells],
-          *[_closure_key(d) for d in (value.__defaults__ or ())])
-
-
-def _closure_key(value) -> Hashable:
-  if type(value) in _ATOMS:
-    return (type(value), value)
-  if type(value) is float:
-    return ("float", repr(value))
-  if isinstance(value, tuple):
-    return tuple([_closure_key(v) for v in value])
-  if isinstance(value, (np.ndarray, np.generic)) or (isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer)):
-    return _array_key(value)
-  return _function_key(value)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import os
 
-STRATEGIES = ("auto", "scan", "off")
+STRATEGIES = ("auto", "scan", "fence", "call", "inline", "off")
+AIMS = ("balanced", "compile", "run")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -13,9 +14,15 @@ class RollOptions:
   """What the pass may do. Immutable and hashable.
 
   Attributes:
-    strategy: ``'auto'`` rolls a repeat where the cost model expects it to pay,
-      ``'scan'`` rolls every repeat that it can into ``jax.lax.scan``, ``'off'``
-      leaves every program as it is.
+    strategy: ``'auto'`` lets the cost model choose for each repeat. The others
+      are for every repeat: ``'scan'``, one ``jax.lax.scan``; ``'fence'``, a call of
+      one function per iteration with a barrier between them, so that XLA fuses within
+      iterations only; ``'call'``, calls that XLA keeps out of line; ``'inline'``, calls
+      that XLA inlines, which saves lowering alone; ``'off'``, nothing is rolled.
+    optimize_for: what ``'auto'`` aims at. ``'balanced'``: compile as fast as can be
+      with run time and memory not notably worse; ``'compile'``: compile fastest,
+      whatever is copied; ``'run'``: no copy at all.
+    max_copy_bytes: the most bytes that one scan may copy per run, None for no bound.
     min_trip_count: the fewest iterations that make a roll, at least 2.
     min_body_eqns: the fewest equations (nested ones counted) in a roll's body,
       at least 1.
@@ -30,20 +37,25 @@ class RollOptions:
   >>> RollOptions(strategy='unroll')
   Traceback (most recent call last):
     ...
-  ValueError: RollOptions.strategy is 'unroll'; choose one of 'auto', 'scan', 'off'
+  ValueError: RollOptions.strategy is 'unroll'; choose one of 'auto', 'scan', 'fence', 'call', 'inline', 'off'
   """
 
   strategy: str = "auto"
+  optimize_for: str = "balanced"
+  max_copy_bytes: int | None = None
   min_trip_count: int = 3
   min_body_eqns: int = 4
   strict: bool | None = None
 
   def __post_init__(self):
-    if self.strategy not in STRATEGIES:
-      choices = ", ".join(map(repr, STRATEGIES))
-      raise ValueError(f"RollOptions.strategy is {self.strategy!r}; choose one of {choices}")
-    for name, least in (("min_trip_count", 2), ("min_body_eqns", 1)):
+    for name, choices in (("strategy", STRATEGIES), ("optimize_for", AIMS)):
       value = getattr(self, name)
+      if value not in choices:
+        raise ValueError(f"RollOptions.{name} is {value!r}; choose one of {', '.join(map(repr, choices))}")
+    for name, least in (("min_trip_count", 2), ("min_body_eqns", 1), ("max_copy_bytes", 0)):
+      value = getattr(self, name)
+      if name == "max_copy_bytes" and value is None:
+        continue
       if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise ValueError(f"RollOptions.{name} is {value!r}; choose an integer of at least {least}")
     if self.strict not in (None, True, False):

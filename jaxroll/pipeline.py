@@ -9,7 +9,7 @@ from collections import defaultdict
 
 import jax
 
-from jaxroll import compat, cost
+from jaxroll import compat, cost, where
 from jaxroll.fingerprint import Fingerprinter, nested_jaxprs
 from jaxroll.options import RollOptions
 from jaxroll.plan import find_rolls
@@ -26,12 +26,13 @@ class RollError(RuntimeError):
   """The pass made a mistake and noticed; the program as written is not to blame."""
 
 
-def roll_jaxpr(closed_jaxpr, options: RollOptions | None = None):
+def roll_jaxpr(closed_jaxpr, options: RollOptions | None = None, *, platform: str | None = None):
   """Rewrites the repeats of a jaxpr as loops.
 
   Args:
     closed_jaxpr: a `jax.extend.core.ClosedJaxpr`, as `jax.make_jaxpr` returns it.
     options: what the pass may do, a `RollOptions`.
+    platform: where the program will run, such as ``'cpu'``; by default where JAX would run it now.
 
   Returns:
     A closed jaxpr with inputs and results of the same types, and a `RollReport`.
@@ -57,7 +58,7 @@ def roll_jaxpr(closed_jaxpr, options: RollOptions | None = None):
   unchanged = RollReport(eqns_before=before, eqns_after=before)
   if options.is_off:
     return closed_jaxpr, unchanged
-  run = _Pass(options)
+  run = _Pass(options, platform or where.default_platform())
   try:
     rolled = run.rewrite(closed_jaxpr, 0)
     if rolled is not closed_jaxpr:
@@ -88,8 +89,8 @@ def _check(closed, rolled, options) -> None:
 class _Pass:
   """One run of the pass over a jaxpr and all that is nested in it."""
 
-  def __init__(self, options: RollOptions):
-    self.options = options
+  def __init__(self, options: RollOptions, platform: str | None):
+    self.options, self.platform = options, platform
     self.fingerprinter = Fingerprinter()
     self.records: list[RollRecord] = []
     self.refusals: list[Refusal] = []
@@ -119,16 +120,16 @@ class _Pass:
     with self.stage("find"):
       rolls, refused = find_rolls(program, self.options)
     with self.stage("choose"):
-      rolls, plan, too_dear = cost.choose(program, rolls, self.options)
+      plan, reasons, too_dear = cost.choose(program, rolls, self.options, self.platform)
     self.refusals += [cost.located(program, r) for r in [*refused, *too_dear]]
-    if not rolls:
+    if plan is None:
       return self._nested(closed, depth)
     with self.stage("rewrite"):
       bodies = [None if loop is None else loop_body(program, plan, loop) for loop in plan.loops]
-    self.records += [cost.record(program, plan, k, depth) for k, loop in enumerate(plan.loops) if loop]
+    self.records += [cost.record(program, plan, k, reasons[k], depth) for k, loop in enumerate(plan.loops) if loop]
     bodies = [None if body is None else self.rewrite(body, depth + 1) for body in bodies]
     with self.stage("rewrite"):
-      rolled = jax.make_jaxpr(lambda *args: evaluate(program, plan, bodies, args))(*closed.in_avals)
+      rolled = jax.make_jaxpr(lambda *args: evaluate(program, plan, bodies, self.platform, args))(*closed.in_avals)
     return self._nested(rolled, depth)
 
   def _nested(self, closed, depth: int):

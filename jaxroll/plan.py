@@ -72,7 +72,8 @@ class Roll:
     bindings: per slot of the body, a body result (>= 0) or -1-k for `inputs[k]`.
     inputs: what comes from outside the iteration.
     hoisted: offsets of equations that compute the same in every iteration.
-    sliced: offsets of `slice` equations whose result is an input (`Slices`).
+    members: offsets of the equations that the body holds. The others are hoisted, or `slice`s whose
+      result is an input (`Slices`), or another roll's over the same iterations.
     first_result: value id of the first result of the first iteration.
     results: how many results an iteration has.
   """
@@ -83,7 +84,7 @@ class Roll:
   bindings: tuple[int, ...]
   inputs: tuple[Input, ...]
   hoisted: frozenset[int]
-  sliced: frozenset[int]
+  members: frozenset[int]
   first_result: int
   results: int
 
@@ -131,6 +132,60 @@ def find_rolls(program: Program, options: RollOptions) -> tuple[list[Roll], list
     if len(rolls) == before:
       break
   return sorted(rolls, key=lambda r: r.start), refusals
+
+
+def body_closure(program: Program, roll: Roll, results) -> tuple[frozenset[int], frozenset[int]]:
+  """The offsets and the inputs of the body that these results depend on, through the carries too."""
+  out_of = (program.out_start[roll.start : roll.start + roll.period + 1] - roll.first_result).tolist()
+  slot_of = (program.slot_start[roll.start : roll.start + roll.period + 1] - program.slot_start[roll.start]).tolist()
+  maker = np.repeat(np.arange(roll.period), np.diff(out_of)).tolist()
+  offsets: set[int] = set()
+  inputs: set[int] = set()
+  todo = [maker[q] for q in results]
+  while todo:
+    j = todo.pop()
+    if j in offsets:
+      continue
+    offsets.add(j)
+    for b in roll.bindings[slot_of[j] : slot_of[j + 1]]:
+      if b >= 0:
+        todo.append(maker[b])
+      elif -1 - b not in inputs:
+        inputs.add(-1 - b)
+        source = roll.inputs[-1 - b]
+        if isinstance(source, Carry):
+          todo.append(maker[source.result])
+  return frozenset(offsets), frozenset(inputs)
+
+
+def separate(program: Program, roll: Roll, results) -> tuple[Roll, Roll] | None:
+  """Splits a roll in two over the same iterations: what `results` depend on, and the rest.
+
+  The first can run through all its iterations before the second starts. None if
+  nothing would be left for the second.
+  """
+  first, _ = body_closure(program, roll, results)
+  if first >= roll.members:
+    return None
+  out_of = (program.out_start[roll.start : roll.start + roll.period + 1] - roll.first_result).tolist()
+  made_first = {q for j in first for q in range(out_of[j], out_of[j + 1])}
+  inputs: dict[Input, int] = {}
+
+  def bind(b: int) -> int:
+    if b >= 0:
+      if b not in made_first:
+        return b
+      source: Input = Xs(tuple(roll.value(t, b) for t in range(roll.trips)))
+    else:
+      source = roll.inputs[-1 - b]
+      if isinstance(source, Carry) and source.result in made_first:
+        source = Xs((*source.inits, *(roll.value(t, source.result) for t in range(roll.trips - source.lag))))
+    return -1 - inputs.setdefault(source, len(inputs))
+
+  bindings = tuple(map(bind, roll.bindings))
+  return (dataclasses.replace(roll, members=first),
+          dataclasses.replace(roll, members=roll.members - first, hoisted=frozenset(), bindings=bindings,
+                              inputs=tuple(inputs)))
 
 
 def _gaps(covered: np.ndarray, run: Run) -> list[tuple[int, int]]:
@@ -280,8 +335,8 @@ class _Dataflow:
           bindings.append(bind(sliced[result]))
         else:
           bindings.append(result)
-    return Roll(start, period, trips, tuple(bindings), tuple(inputs), frozenset(hoisted),
-                frozenset(int(maker[q]) for q in sliced), base, results)
+    members = frozenset(range(period)) - hoisted - {int(maker[q]) for q in sliced}
+    return Roll(start, period, trips, tuple(bindings), tuple(inputs), frozenset(hoisted), members, base, results)
 
   def _read_after(self, end: int, base: int, trips: int) -> np.ndarray:
     """Per body result, whether an equation after the roll reads any iteration's."""

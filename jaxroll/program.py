@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from jaxroll import compat
-from jaxroll.fingerprint import Fingerprinter, _array_key
+from jaxroll.fingerprint import Fingerprinter
+from jaxroll.functions import array_key
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,7 +108,7 @@ def analyze(closed, fingerprinter: Fingerprinter) -> Program:
   for v in jaxpr.invars:
     ids[v] = new_outer(v, v, fingerprinter.aval(v.aval))
   for v, c in zip(jaxpr.constvars, closed.consts):
-    ids[v] = new_outer((_array_key(c), v.aval), v, fingerprinter.aval(v.aval))
+    ids[v] = new_outer((array_key(c), v.aval), v, fingerprinter.aval(v.aval))
 
   fingerprints, sizes, slots, slot_start, out_start = [], [], [], [0], [0]
   out_vars: list[Any] = []

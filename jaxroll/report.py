@@ -29,14 +29,17 @@ class RollRecord:
   """One roll.
 
   Attributes:
-    strategy: how the repeat was rewritten: ``'scan'``.
+    strategy: how the repeat was rewritten: ``'scan'``, ``'fence'``, ``'call'`` or ``'inline'``.
+    reason: why so.
     trip_count: iterations.
     body_eqns: equations in the body, those of nested jaxprs not counted.
     body_size: the same with nested ones counted.
-    carries, consts, xs, ys: how many of each the loop has.
+    carries, consts, xs, ys: how many of each the loop has; where it is no scan, values that go from one
+      iteration to the next, inputs that are the same, inputs that differ, results that are read elsewhere.
     reverse: whether it runs from the last element of its xs to the first.
     feeds: per xs, how it is made: ``'stack'``, ``'ys'`` (an earlier roll's ys as they are),
-      ``'ys part'`` (a part or a rearrangement of such), ``'slice'`` (of one array), ``'constants'``.
+      ``'ys part'`` (a part or a rearrangement of such), ``'slice'`` (of one array), ``'constants'``;
+      ``'arguments'`` where nothing is stacked.
     copied_bytes: per xs, the bytes copied each time the program runs.
     unstacked_bytes: bytes of ys that are taken apart again.
     depth: 0 at top level, 1 within a body or a nested jaxpr, and so on.
@@ -44,6 +47,7 @@ class RollRecord:
   """
 
   strategy: str
+  reason: str
   trip_count: int
   body_eqns: int
   body_size: int
@@ -97,9 +101,9 @@ class RollReport:
       name = "  " * min(r.depth, 2) + r.strategy + ("<" if r.reverse else "")
       lines.append(f"{name:<8.8}{r.trip_count:>6}{r.body_eqns:>7}{r.carries:>6}{r.consts:>6}{r.xs:>5}{r.ys:>5}"
                    f"{_bytes(sum(r.copied_bytes)):>9}{_bytes(r.unstacked_bytes):>10}  {r.location}"[:100])
-      counts = {f: r.feeds.count(f) for f in dict.fromkeys(r.feeds)}
-      if counts:
-        lines.append(("          xs: " + ", ".join(f"{n} x {f}" for f, n in counts.items()))[:100])
+      counts = {f: r.feeds.count(f) for f in dict.fromkeys(r.feeds)} if r.strategy == "scan" else {}
+      feeds = "xs: " + ", ".join(f"{n} x {f}" for f, n in counts.items()) + "; " if counts else ""
+      lines.append(f"          {feeds}{r.reason}"[:100])
     for r in self.refusals[:8]:
       lines.append(f"left alone: {r.trip_count} x {r.body_eqns} equations at {r.location or r.start}: {r.reason}"[:100])
     if len(self.refusals) > 8:

@@ -2,7 +2,7 @@
 
 Equations that stay are evaluated by `jax.core.eval_jaxpr` on sub-jaxprs, so that
 binding, contexts and source locations remain JAX's business. Loops are emitted
-through `jax.lax.scan`.
+through `jax.lax.scan`, or as calls of a `jax.jit`ted function.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ from jaxroll.schedule import Loop, One, Part, Schedule
 Transform = Callable[[Any], Any]
 
 
-def evaluate(program: Program, schedule: Schedule, bodies: list, args) -> list:
+def evaluate(program: Program, schedule: Schedule, bodies: list, platform: str | None, args) -> list:
   """The program's results for these arguments, computed by the schedule.
 
-  `bodies` holds each loop's body as a closed jaxpr, from `loop_body`.
+  `bodies` holds each loop's body as a closed jaxpr, from `loop_body`; `platform` is
+  where the program will run, None if that is not known.
   """
-  return _Evaluation(program, schedule, bodies, args).run()
+  return _Evaluation(program, schedule, bodies, platform, args).run()
 
 
 def loop_body(program: Program, schedule: Schedule, loop: Loop):
@@ -111,8 +112,8 @@ def _body_equations(program: Program, roll, j: int, of_input, named) -> list:
 class _Evaluation:
   """One walk over a schedule's steps, with the values made so far."""
 
-  def __init__(self, program: Program, schedule: Schedule, bodies, args):
-    self.program, self.schedule, self.bodies = program, schedule, bodies
+  def __init__(self, program: Program, schedule: Schedule, bodies, platform, args):
+    self.program, self.schedule, self.bodies, self.platform = program, schedule, bodies, platform
     self.outer = dict(zip(program.jaxpr.constvars, program.closed.consts))
     self.outer.update(zip(program.jaxpr.invars, args))
     self.made: dict[int, Any] = {}  # by resolved value
@@ -138,8 +139,8 @@ class _Evaluation:
     """The value as an array of its type, not weakly typed."""
     x, aval = self.read(value), self.program.aval(value)
     if not hasattr(x, "dtype"):
-      return jnp.asarray(x, aval.dtype)
-    return lax.convert_element_type(x, aval.dtype) if _weak(x) else x
+      return jnp.asarray(x, np.int32 if aval is None else aval.dtype)
+    return _strong(x)
 
   def result(self, value: int, atom) -> Any:
     if type(atom) is compat.Literal:
@@ -170,7 +171,41 @@ class _Evaluation:
     self.made.update(zip(outs, jax.core.eval_jaxpr(jaxpr, (), *inputs.values())))
 
   def loop(self, k: int) -> None:
-    loop, body = self.schedule.loops[k], self.bodies[k]
+    loop = self.schedule.loops[k]
+    if loop.strategy == "scan":
+      self.scan(k, loop, self.bodies[k])
+    else:
+      self.calls(loop, self.bodies[k])
+
+  def calls(self, loop: Loop, body) -> None:
+    """One call per iteration of one function, which lowering emits once."""
+    roll = loop.roll
+
+    def call(*args):
+      return [_strong(o) for o in jax.core.eval_jaxpr(body.jaxpr, body.consts, *args)]
+
+    call.__name__ = loop.strategy + "_body"
+    call = compat.out_of_line(call) if loop.strategy == "call" else jax.jit(call)
+    carried = [q for q in loop.ys if q in loop.carried]
+    for trip in range(roll.trips):
+      outs = dict(zip(loop.ys, call(*[self.argument(loop, roll.inputs[i], trip) for i in loop.inputs])))
+      if loop.strategy == "fence" and carried:
+        outs.update(zip(carried, compat.fence([outs[q] for q in carried], self.platform)))
+      self.made.update((roll.value(trip, q), value) for q, value in outs.items())
+
+  def argument(self, loop: Loop, source, trip: int):
+    """An input of the body in iteration `trip` of a roll that is not scanned."""
+    if isinstance(source, Const):
+      return self.array(source.value)
+    if isinstance(source, Carry):
+      before = trip - source.lag
+      return self.array(source.inits[trip] if before < 0 else loop.roll.value(before, source.result))
+    if isinstance(source, Slices):
+      start = source.starts[trip]
+      return lax.slice_in_dim(self.array(source.value), start, start + 1)
+    return self.array(source.values[trip])
+
+  def scan(self, k: int, loop: Loop, body) -> None:
     roll = loop.roll
     order = [roll.inputs[i] for i in loop.inputs]
     consts = {i: self.array(s.value) for i, s in zip(loop.inputs, order) if isinstance(s, Const)}
@@ -190,7 +225,7 @@ class _Evaluation:
         return x[i]
       outs = jax.core.eval_jaxpr(
           body.jaxpr, body.consts, *[argument(i, s) for i, s in zip(loop.inputs, order)])
-      outs = [lax.convert_element_type(o, o.dtype) if _weak(o) else o for o in outs]
+      outs = [_strong(o) for o in outs]
       moved = [[new, *old[:-1]] for new, old in zip(outs, registers)]
       return (moved, outs[n_chains : n_chains + n_lasts]), outs[n_chains + n_lasts :]
 
@@ -205,7 +240,9 @@ class _Evaluation:
       self.stacks[k, q] = value
       trips = loop.taken.get(q, ())
       if trips:
-        parts = _unstack(value, tuple(loop.index(t) for t in trips))
+        # Without the fence each slice would fuse into its readers, and readers that are equal but for the
+        # slice's offset would be as many different kernels to compile.
+        parts = compat.fence(_unstack(value, tuple(loop.index(t) for t in trips)), self.platform)
         self.made.update((roll.value(t, q), part) for t, part in zip(trips, parts))
 
   def zero(self, value: int):
@@ -243,7 +280,7 @@ class _Evaluation:
     ys = self.stacks[part.loop, part.result]
     last = part.first + part.step * (part.count - 1)
     low, high = min(part.first, last), max(part.first, last) + 1
-    if (low, high) != (0, ys.shape[0]):
+    if (low, high) != (0, part.available):
       ys = lax.slice_in_dim(ys, low, high)
     return lax.rev(ys, (0,)) if part.step < 0 else ys
 
@@ -262,6 +299,10 @@ def constant_xs(program: Program, values) -> np.ndarray | None:
 
 def _weak(x) -> bool:
   return bool(getattr(jax.typeof(x), "weak_type", False))
+
+
+def _strong(x):
+  return lax.convert_element_type(x, x.dtype) if _weak(x) else x
 
 
 @jax.jit

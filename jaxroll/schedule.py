@@ -11,22 +11,28 @@ import dataclasses
 from collections import defaultdict
 
 import jax
-import numpy as np
 
 from jaxroll import compat
-from jaxroll.plan import Carry, Const, Roll, Slices, Xs
+from jaxroll.plan import Carry, Const, Roll, Slices, Xs, body_closure
 from jaxroll.program import Program, Static
+
+
+# scan: one `lax.scan`. The others call one shared function per iteration: `fence`, with a barrier on what goes
+# from one iteration to the next, so that XLA fuses within iterations only; `call`, kept out of line by XLA;
+# `inline`, inlined by XLA, so that what it optimizes is the program as written.
+STRATEGIES = ("scan", "fence", "call", "inline")
 
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-  """Elements `first`, `first + step`, ... (`count` of them) of the stacked `result` of loop `loop`."""
+  """Elements `first`, `first + step`, ... (`count` of `available`) of the stacked `result` of loop `loop`."""
 
   loop: int
   result: int
   first: int
   step: int
   count: int
+  available: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,22 +55,24 @@ class Chain:
 
 @dataclasses.dataclass(frozen=True)
 class Loop:
-  """One `lax.scan` to emit.
+  """One roll to emit: a `lax.scan`, or a call per iteration.
 
   Attributes:
     roll: the roll.
-    reverse: whether the scan runs from the last element of its xs to the first.
+    strategy: one of `STRATEGIES`.
+    reverse: whether a scan runs from the last element of its xs to the first.
     offsets: the equations of the body, as offsets from its start.
     inputs: indices of `roll.inputs` that the body reads, in the order of its arguments.
-    chains: the carries.
-    registers: for each `Carry` among `inputs`, its chain and register.
-    feeds: for each `Xs` among `inputs`, its parts in the order of the xs' leading axis.
-    lasts: body results of which only the last iteration's is needed.
-    ys: body results that are stacked.
+    chains: a scan's carries.
+    registers: for each `Carry` among a scan's `inputs`, its chain and register.
+    feeds: for each `Xs` among a scan's `inputs`, its parts in the order of the xs' leading axis.
+    lasts: body results of which a scan needs only the last iteration's.
+    ys: body results that a scan stacks, or that a call returns.
     taken: for each of `ys`, the iterations whose value is needed by itself.
   """
 
   roll: Roll
+  strategy: str
   reverse: bool
   offsets: tuple[int, ...]
   inputs: tuple[int, ...]
@@ -74,6 +82,11 @@ class Loop:
   lasts: tuple[int, ...]
   ys: tuple[int, ...]
   taken: dict[int, tuple[int, ...]]
+
+  @property
+  def carried(self) -> frozenset[int]:
+    """Body results that go from one iteration to another."""
+    return frozenset(s.result for s in (self.roll.inputs[i] for i in self.inputs) if isinstance(s, Carry))
 
   def index(self, trip: int) -> int:
     """Where iteration `trip` stands on the leading axis of xs and ys."""
@@ -100,40 +113,42 @@ class Values:
 
   def __init__(self, program: Program, rolls: list[Roll]):
     self.program, self.rolls = program, rolls
-    self._firsts = [r.first_result for r in rolls]
-    self._hoisted = []
-    for r in rolls:
-      out_of = program.out_start[r.start : r.start + r.period + 1] - r.first_result
-      self._hoisted.append({q for j in r.hoisted for q in range(out_of[j], out_of[j + 1])})
+    self._firsts: list[int] = []  # per region, the first value that it makes
+    self._makers: list[list[int]] = []  # per region and body result, the roll; -1 for a hoisted one
+    for k, r in enumerate(rolls):
+      out_of = (program.out_start[r.start : r.start + r.period + 1] - r.first_result).tolist()
+      if not self._firsts or self._firsts[-1] != r.first_result:
+        self._firsts.append(r.first_result)
+        self._makers.append([k] * r.results)
+      for offsets, maker in ((r.members, k), (r.hoisted, -1)):
+        for j in offsets:
+          self._makers[-1][out_of[j] : out_of[j + 1]] = [maker] * (out_of[j + 1] - out_of[j])
 
-  def _owner(self, value: int) -> int | None:
-    if value < 0:
+  def _find(self, value: int) -> tuple[int, int, int] | None:
+    """(roll or -1, iteration, body result) of a value made where the rolls are."""
+    region = bisect.bisect_right(self._firsts, value) - 1
+    if region < 0:
       return None
-    k = bisect.bisect_right(self._firsts, value) - 1
-    if k < 0 or value >= self.rolls[k].first_result + self.rolls[k].trips * self.rolls[k].results:
-      return None
-    return k
+    roll = self.rolls[max(self._makers[region])]
+    trip, result = roll.locate(value)
+    return (self._makers[region][result], trip, result) if trip < roll.trips else None
 
   def resolve(self, value: int) -> int:
     """The value computed in its stead: a hoisted equation's results are made once."""
-    k = self._owner(value)
-    if k is None or self.rolls[k].locate(value)[1] not in self._hoisted[k]:
-      return value
-    return int(self.program.canonical[value])
+    found = self._find(value) if value >= 0 else None
+    return int(self.program.canonical[value]) if found and found[0] < 0 else value
 
   def loop_result(self, value: int) -> tuple[int, int, int] | None:
     """(loop, iteration, body result) of a resolved value that a loop makes, else None."""
-    k = self._owner(value)
-    if k is None:
-      return None
-    trip, result = self.rolls[k].locate(value)
-    return None if result in self._hoisted[k] else (k, trip, result)
+    found = self._find(value) if value >= 0 else None
+    return found if found and found[0] >= 0 else None
 
 
-def schedule(program: Program, rolls: list[Roll]) -> Schedule:
+def schedule(program: Program, rolls: list[Roll], strategies: list[str]) -> Schedule:
   """Decides what each loop reads and returns and which equations stay."""
   values = Values(program, rolls)
-  reverse = _directions(program, rolls, values)
+  scanned = [s == "scan" for s in strategies]
+  reverse = _directions(program, rolls, values, scanned)
   steps = _order(program, rolls)
   needed: set[int] = set()
   taken: list[dict[int, set[int]]] = [defaultdict(set) for _ in rolls]
@@ -155,7 +170,11 @@ def schedule(program: Program, rolls: list[Roll]) -> Schedule:
     if isinstance(step, int):
       if not taken[step] and not stacked[step]:
         continue
-      loop = loops[step] = _loop(program, rolls, values, reverse, step, taken[step], stacked[step])
+      if scanned[step]:
+        loop = _scan(program, rolls, values, scanned, reverse, step, taken[step], stacked[step])
+      else:
+        loop = _calls(program, rolls[step], strategies[step], taken[step])
+      loops[step] = loop
       for k in loop.inputs:
         source = loop.roll.inputs[k]
         if isinstance(source, (Const, Slices)):
@@ -169,6 +188,11 @@ def schedule(program: Program, rolls: list[Roll]) -> Schedule:
             stacked[part.loop].add(part.result)
           else:
             need(part.value)
+      if not scanned[step]:
+        for k in loop.inputs:
+          source = loop.roll.inputs[k]
+          for value in source.values if isinstance(source, Xs) else source.inits if isinstance(source, Carry) else ():
+            need(value)
       kept.append(step)
     else:
       live = []
@@ -198,17 +222,17 @@ def _order(program: Program, rolls: list[Roll]) -> list[tuple[int, ...] | int]:
   return steps
 
 
-def _directions(program: Program, rolls: list[Roll], values: Values) -> list[bool]:
+def _directions(program: Program, rolls: list[Roll], values: Values, scanned: list[bool]) -> list[bool]:
   """Per roll, whether to scan in reverse: as most bytes of its stacked inputs lie."""
   reverse: list[bool] = []
-  for roll in rolls:
+  for roll, is_scan in zip(rolls, scanned):
     forth = back = 0
     for source in roll.inputs:
       if isinstance(source, Slices):
         order, size = source.starts, program.nbytes(source.value)
       elif isinstance(source, Xs):
         made = [values.loop_result(values.resolve(v)) for v in source.values]
-        if None in made or len({(k, q) for k, _, q in made}) > 1:
+        if None in made or len({(k, q) for k, _, q in made}) > 1 or not scanned[made[0][0]]:
           continue
         k = made[0][0]
         order = [(-t if reverse[k] else t) for _, t, _ in made]
@@ -219,11 +243,18 @@ def _directions(program: Program, rolls: list[Roll], values: Values) -> list[boo
         back += size
       else:
         forth += size
-    reverse.append(back > forth)
+    reverse.append(is_scan and back > forth)
   return reverse
 
 
-def _loop(program: Program, rolls, values: Values, reverse: list[bool], k: int,
+def _calls(program: Program, roll: Roll, strategy: str, taken: dict[int, set[int]]) -> Loop:
+  offsets, inputs = _live_body(program, roll, set(taken))
+  carried = {roll.inputs[i].result for i in inputs if isinstance(roll.inputs[i], Carry)}
+  return Loop(roll, strategy, False, offsets, inputs, (), {}, {}, (), tuple(sorted({*taken, *carried})),
+              {q: tuple(sorted(t)) for q, t in taken.items()})
+
+
+def _scan(program: Program, rolls, values: Values, scanned: list[bool], reverse: list[bool], k: int,
           taken: dict[int, set[int]], stacked: set[int]) -> Loop:
   roll = rolls[k]
   offsets, inputs = _live_body(program, roll, {*taken, *stacked})
@@ -243,34 +274,16 @@ def _loop(program: Program, rolls, values: Values, reverse: list[bool], k: int,
     else:
       ys.append(result)
   feeds = {
-      i: _parts(roll.inputs[i].values, values, rolls, reverse, reverse[k])
+      i: _parts(roll.inputs[i].values, values, rolls, scanned, reverse, reverse[k])
       for i in inputs if isinstance(roll.inputs[i], Xs) and program.aval(roll.inputs[i].values[0]) is not None}
-  return Loop(roll, reverse[k], offsets, inputs, chains, registers, feeds, tuple(lasts), tuple(ys),
+  return Loop(roll, "scan", reverse[k], offsets, inputs, chains, registers, feeds, tuple(lasts), tuple(ys),
               {q: tuple(sorted(taken[q])) for q in ys if taken.get(q)})
 
 
-def _live_body(program: Program, roll: Roll, roots: set[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _live_body(program: Program, roll: Roll, roots) -> tuple[tuple[int, ...], tuple[int, ...]]:
   """The equations and inputs of the body that its needed results depend on."""
-  out_of = (program.out_start[roll.start : roll.start + roll.period + 1] - roll.first_result).tolist()
-  slot_of = (program.slot_start[roll.start : roll.start + roll.period + 1] - program.slot_start[roll.start]).tolist()
-  maker = np.repeat(np.arange(roll.period), np.diff(out_of))
-  offsets: set[int] = set()
-  inputs: set[int] = set()
-  todo = [int(maker[q]) for q in roots]
-  while todo:
-    j = todo.pop()
-    if j in offsets:
-      continue
-    offsets.add(j)
-    for b in roll.bindings[slot_of[j] : slot_of[j + 1]]:
-      if b >= 0:
-        todo.append(int(maker[b]))
-      elif -1 - b not in inputs and not _in_place(program, roll.inputs[-1 - b]):
-        inputs.add(-1 - b)
-        source = roll.inputs[-1 - b]
-        if isinstance(source, Carry):
-          todo.append(int(maker[source.result]))
-  return tuple(sorted(offsets)), tuple(sorted(inputs))
+  offsets, inputs = body_closure(program, roll, roots)
+  return tuple(sorted(offsets)), tuple(sorted(i for i in inputs if not _in_place(program, roll.inputs[i])))
 
 
 def _in_place(program: Program, source) -> bool:
@@ -301,13 +314,14 @@ def _has_zero(aval) -> bool:
   return compat.ShapedArray(aval.shape, aval.dtype) == aval.update(weak_type=False)
 
 
-def _parts(wanted: tuple[int, ...], values: Values, rolls, reverse: list[bool], backwards: bool) -> tuple[Part | One, ...]:
+def _parts(wanted: tuple[int, ...], values: Values, rolls, scanned: list[bool], reverse: list[bool],
+           backwards: bool) -> tuple[Part | One, ...]:
   """The wanted values, in the order of the scan's leading axis, as parts of earlier ys and single values."""
   parts: list[Part | One] = []
   for value in wanted[::-1] if backwards else wanted:
     value = values.resolve(value)
     made = values.loop_result(value)
-    if made is None:
+    if made is None or not scanned[made[0]]:
       parts.append(One(value))
       continue
     loop, trip, result = made
@@ -316,9 +330,9 @@ def _parts(wanted: tuple[int, ...], values: Values, rolls, reverse: list[bool], 
     if isinstance(last, Part) and (last.loop, last.result) == (loop, result):
       step = at - (last.first + last.step * (last.count - 1))
       if step in (1, -1) and (last.count == 1 or step == last.step):
-        parts[-1] = Part(loop, result, last.first, step, last.count + 1)
+        parts[-1] = Part(loop, result, last.first, step, last.count + 1, last.available)
         continue
-    parts.append(Part(loop, result, at, 1, 1))
+    parts.append(Part(loop, result, at, 1, 1, rolls[loop].trips))
   return tuple(_single(p, rolls, reverse) if isinstance(p, Part) and p.count == 1 else p for p in parts)
 
 

@@ -1,0 +1,86 @@
+"""What an equation costs to run: floating-point operations and bytes, counted from its types."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from jaxroll.fingerprint import nested_jaxprs
+from jaxroll.program import aval_bytes
+
+# Primitives that XLA fuses into what reads them: a program of these alone becomes few kernels.
+FUSIBLE = frozenset("""
+  abs acos acosh add add_any and asin asinh atan atan2 atanh bitcast_convert_type broadcast_in_dim cbrt ceil clamp
+  complex concatenate conj convert_element_type copy copy_p cos cosh custom_jvp_call custom_vjp_call device_put
+  digamma div dynamic_slice eq erf erf_inv erfc exp exp2 expand_dims expm1 floor ge gt imag integer_pow iota is_finite
+  jit le lgamma log log1p logistic lt max min mul ne neg nextafter not optimization_barrier or pad
+  population_count pow real reduce_precision rem reshape rev round rsqrt select_n shift_left
+  shift_right_arithmetic shift_right_logical sign sin sinh slice split sqrt square squeeze stack stop_gradient sub tan
+  tanh transpose unstack xor
+""".split())
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+  """What running some equations once costs.
+
+  Attributes:
+    flops: floating-point operations; a product with accumulation counts as two.
+    bytes: bytes of all results, as if each was written.
+    kernels: equations that end a fusion, such as products, reductions, loops.
+    convolutions: convolutions among them.
+  """
+
+  flops: float = 0
+  bytes: float = 0
+  kernels: float = 0
+  convolutions: float = 0
+
+  def __add__(self, other: Work) -> Work:
+    return Work(*(a + b for a, b in zip(dataclasses.astuple(self), dataclasses.astuple(other))))
+
+  def __mul__(self, times: float) -> Work:
+    return Work(*(a * times for a in dataclasses.astuple(self)))
+
+
+def equation_work(eqn) -> Work:
+  """The work of one equation, nested jaxprs included; a `while` is taken to run once.
+
+  >>> import jax, jax.numpy as jnp
+  >>> closed = jax.make_jaxpr(jnp.dot)(jnp.ones((2, 3)), jnp.ones((3, 4)))
+  >>> equation_work(closed.eqns[0])
+  Work(flops=48, bytes=32, kernels=1, convolutions=0)
+  """
+  name, params = eqn.primitive.name, eqn.params
+  results = sum(aval_bytes(v.aval) for v in eqn.outvars)
+  inner = [jaxpr_work(j) for j in nested_jaxprs(params)] if params else []
+  if inner and name not in ("scatter", "scatter-add", "scatter_add", "reduce", "reduce_window", "sort"):
+    total = Work()
+    for w in inner:
+      total += w * params.get("length", 1) if name == "scan" else w
+    return total + Work(kernels=0 if name in FUSIBLE or name in ("checkpoint", "remat2", "closed_call") else 1)
+  out = eqn.outvars[0].aval if eqn.outvars else None
+  size = math.prod(d for d in getattr(out, "shape", ()) if isinstance(d, int))
+  if name == "dot_general":
+    (contracted, _), _ = params["dimension_numbers"]
+    shape = eqn.invars[0].aval.shape
+    return Work(2 * size * math.prod(shape[d] for d in contracted if isinstance(shape[d], int)), results, 1)
+  if name == "conv_general_dilated":
+    kernel = eqn.invars[1].aval.shape
+    per_output = math.prod(kernel) // max(kernel[params["dimension_numbers"].rhs_spec[0]], 1)
+    return Work(2 * size * per_output, results, 1, 1)
+  return Work(size, results, 0 if name in FUSIBLE else 1)
+
+
+def jaxpr_work(jaxpr) -> Work:
+  """The work of a jaxpr, open or closed."""
+  total = Work()
+  for eqn in getattr(jaxpr, "jaxpr", jaxpr).eqns:
+    total += equation_work(eqn)
+  return total
+
+
+def draws_random_bits(eqn) -> bool:
+  """Whether an equation, or one nested in it, generates random bits."""
+  return eqn.primitive.name in ("random_bits", "threefry2x32") or bool(eqn.params) and any(
+      draws_random_bits(e) for j in nested_jaxprs(eqn.params) for e in getattr(j, "jaxpr", j).eqns)
