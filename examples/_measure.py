@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 
 import jax
+import numpy as np
 
 import jaxroll
 from jaxroll.options import STRATEGIES
@@ -212,8 +213,9 @@ def _print_losses(runs: list[Run]) -> None:
     difference = f"{losses[1] - losses[0]:>14.1e}" if len(runs) == 2 else ""
     print(f"{label:<20}" + "".join(f"{loss:>11.5f}" for loss in losses) + difference)
   if len(runs) == 2:
-    furthest = max(abs(a - b) for a, b in zip(*(run.losses for run in runs)))
-    print(f"The losses of all {steps} steps agree to within {furthest:.1e}.")
+    apart = max(abs(a - b) for a, b in zip(*(run.losses for run in runs)))
+    spacing = np.spacing(np.float32(max(runs[0].losses)))
+    print(f"At most {apart:.1e} apart in {steps} steps; float32 numbers of this size are spaced {spacing:.1e}.")
 
 
 def _cells(values, show) -> str:

@@ -47,7 +47,7 @@ class Config:
 
 def init_params(key, config: Config) -> dict:
   """Random parameters: a dictionary of arrays, with a list of such dictionaries for the layers."""
-  keys = iter(jax.random.split(key, 2 + 4 * config.layers))
+  keys = iter(jax.random.split(key, 3 + 4 * config.layers))
   width = config.width
   residual = (2 * config.layers) ** -0.5  # so that the sum of what all the layers add stays of size one
 
@@ -66,10 +66,11 @@ def init_params(key, config: Config) -> dict:
         "mlp_norm": norm(), "up": dense(width, 4 * width), "down": dense(4 * width, width, residual)}
 
   return {
-      "characters": normal(config.vocab, width, width**-0.5),
-      "positions": normal(config.context, width, width**-0.5),
+      "characters": normal(config.vocab, width, 1.0),
+      "positions": normal(config.context, width, 0.1),
       "layers": [layer() for _ in range(config.layers)],
-      "norm": norm()}
+      "norm": norm(),
+      "head": dense(width, config.vocab, 0.1)}
 
 
 def layer_norm(p, x):
@@ -120,8 +121,7 @@ def loss_fn(params, text, config: Config, key=None):
     key1, key2, key3 = [None] * 3 if key is None else jax.random.split(layer_key, 3)
     x = x + dropout(attention(p, layer_norm(p["attention_norm"], x), config, key1), config.dropout, key2)
     x = x + dropout(mlp(p, layer_norm(p["mlp_norm"], x)), config.dropout, key3)
-  logits = layer_norm(params["norm"], x) @ params["characters"].T
-  log_probs = jax.nn.log_softmax(logits)
+  log_probs = jax.nn.log_softmax(dense(params["head"], layer_norm(params["norm"], x)))
   return -jnp.take_along_axis(log_probs, text[:, 1:, None], axis=-1).mean()
 
 
@@ -192,9 +192,9 @@ def main(arguments: list[str] | None = None) -> None:
     raise SystemExit(f"train_gpt.py: {error}")
   frequencies = np.bincount(text) / len(text)
   print(f"A GPT of {config.layers} layers, width {config.width}, dropout {config.dropout}, trained for {args.steps} "
-        f"steps on {args.batch} x {config.context} of {len(text):,} characters.\n"
-        f"To guess by each character's frequency alone would be a loss of {-frequencies @ np.log(frequencies):.2f}.\n",
-        flush=True)
+        f"steps on {args.batch} x {config.context} of {len(text):,} characters.")
+  print("To guess by each character's frequency alone would be a loss of "
+        f"{-frequencies @ np.log(frequencies):.2f}.\n", flush=True)
 
   if args.jit == "both":
     runs = _measure.run_each(__file__, arguments)

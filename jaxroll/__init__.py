@@ -11,6 +11,6 @@ from jaxroll.report import Refusal, RollRecord, RollReport
 __all__ = [
     "Refusal", "RollError", "RollOptions", "RollRecord", "RollReport", "collect_reports", "explain", "roll",
     "roll_jaxpr", "roll_jit"]
-__version__ = "0.1.0"
+from jaxroll._version import __version__
 
 _compat.hide_frames(_os.path.dirname(__file__))

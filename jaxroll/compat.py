@@ -16,6 +16,7 @@ from jax._src import linear_util as _linear_util
 from jax._src import source_info_util as _private_source_info
 from jax._src import traceback_util as _private_traceback
 from jax._src import util as _private_util
+from jax._src.interpreters import batching as _batching
 from jax.experimental.xla_metadata import set_xla_metadata
 from jax.extend import core as jex_core
 from jax.extend.core import primitives
@@ -120,9 +121,18 @@ def is_opaque(value) -> bool:
   return isinstance(value, _OPAQUE)
 
 
-def unhashable_value(value) -> tuple | None:
-  """`(v,)` for JAX's wrapper of an argument `v` that was not hashable, else None."""
-  return (value.val,) if isinstance(value, _private_util.Unhashable) else None
+def wrapper_parts(value) -> tuple | None:
+  """What one of JAX's own wrappers holds, else None.
+
+  They are an argument that was not hashable, and a `vmap`'s axis, whose name, if the
+  user gave none, is an object that is new for each `vmap`.
+  """
+  if isinstance(value, _private_util.Unhashable):
+    return (value.val,)
+  if isinstance(value, _batching.AxisData):
+    name = value.name if isinstance(value.name, str) else None
+    return (name, value.size, value.spmd_name, value.explicit_mesh_axis)
+  return None
 
 
 def fence(values: list, platform: str | None) -> list:

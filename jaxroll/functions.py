@@ -80,8 +80,7 @@ class _Keys:
       return (value.func, value.args, tuple(sorted(value.keywords.items())))
     if isinstance(value, compat.WrappedFun):
       return (value.f, value.transforms, value.params)
-    wrapped = compat.unhashable_value(value)
-    return None if wrapped is None else (wrapped[0],)
+    return compat.wrapper_parts(value)
 
 
 class Same:

@@ -115,6 +115,12 @@ class _Pass:
     return known[0]
 
   def _rewrite(self, closed, depth: int):
+    place = len(self.records)
+    rolled = self._roll(self._nested(closed, depth), depth, place)
+    self._done[id(rolled)] = (rolled, rolled)  # what the pass wrote, it does not roll again
+    return rolled
+
+  def _roll(self, closed, depth: int, place: int):
     with self.stage("analyze"):
       program = analyze(closed, self.fingerprinter)
     with self.stage("find"):
@@ -123,14 +129,13 @@ class _Pass:
       plan, reasons, too_dear = cost.choose(program, rolls, self.options, self.platform)
     self.refusals += [cost.located(program, r) for r in [*refused, *too_dear]]
     if plan is None:
-      return self._nested(closed, depth)
+      return closed
     with self.stage("rewrite"):
       bodies = [None if loop is None else loop_body(program, plan, loop) for loop in plan.loops]
-    self.records += [cost.record(program, plan, k, reasons[k], depth) for k, loop in enumerate(plan.loops) if loop]
+    self.records[place:place] = [cost.record(program, plan, k, reasons[k], depth) for k, loop in enumerate(plan.loops) if loop]
     bodies = [None if body is None else self.rewrite(body, depth + 1) for body in bodies]
     with self.stage("rewrite"):
-      rolled = jax.make_jaxpr(lambda *args: evaluate(program, plan, bodies, self.platform, args))(*closed.in_avals)
-    return self._nested(rolled, depth)
+      return jax.make_jaxpr(lambda *args: evaluate(program, plan, bodies, self.platform, args))(*closed.in_avals)
 
   def _nested(self, closed, depth: int):
     """Rolls within the jitted functions that a jaxpr calls."""

@@ -12,7 +12,7 @@ from typing import Callable, Iterable
 import jax
 import numpy as np
 
-from jaxroll.options import RollOptions
+from jaxroll.options import AIMS, RollOptions
 from jaxroll.testing.check import ROLL_ALL, check_bits, check_roll, flat_function, gradient_of
 from jaxroll.testing.generate import random_program
 
@@ -41,10 +41,13 @@ class Outcome:
 def random_options(seed: int) -> RollOptions:
   """Options of the pass for the random program of this seed: mostly such as roll all that can be rolled."""
   random = np.random.RandomState(seed ^ 0x5EED)
-  if random.rand() < 0.5:
+  if random.rand() < 0.4:
     return ROLL_ALL
-  return RollOptions(strategy=("scan", "scan", "auto")[random.randint(3)], min_trip_count=int(random.randint(2, 5)),
-                     min_body_eqns=int(random.randint(1, 6)), strict=True)
+  strategy = ("scan", "scan", "auto", "fence", "call", "inline")[random.randint(6)]
+  return RollOptions(
+      strategy=strategy, optimize_for=AIMS[random.randint(len(AIMS))],
+      max_copy_bytes=(None, None, 64)[random.randint(3)], min_trip_count=int(random.randint(2, 5)),
+      min_body_eqns=int(random.randint(1, 6)), strict=True)
 
 
 def check_program(seed: int, grad: bool = True, compiled: bool = False) -> Outcome:
