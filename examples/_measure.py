@@ -89,10 +89,10 @@ class Run:
     if reports:
       report = reports[-1]
       self.report = str(report)
-      added = self.wall["trace"] - report.seconds["trace"]
-      for seconds in (self.wall, self.cpu):  # Python, so one thread: both clocks tell the same
-        seconds["trace"] -= added
-        seconds["pass"] = added
+      added = 1 - report.seconds["trace"] / self.wall["trace"]  # the pass's share, the same for both clocks
+      for seconds in (self.wall, self.cpu):
+        seconds["pass"] = added * seconds["trace"]
+        seconds["trace"] -= seconds["pass"]
     with self._timed("lower"):
       lowered = traced.lower()
     with self._timed("compile"):

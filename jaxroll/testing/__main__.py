@@ -13,10 +13,10 @@ import jax
 import numpy as np
 
 from jaxroll.options import AIMS, RollOptions
-from jaxroll.testing.check import ROLL_ALL, check_bits, check_roll, flat_function, gradient_of
+from jaxroll.testing.check import ROLL_ALL, check_roll
 from jaxroll.testing.generate import random_program
 
-_COMPILED_ULPS = 4096  # random programs amplify what XLA rounds differently
+_ULPS = 4096  # random programs amplify what is rounded differently
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,23 +55,17 @@ def check_program(seed: int, grad: bool = True, compiled: bool = False) -> Outco
 
   Args:
     seed: see `random_program`.
-    grad: compare its gradient program, too, if it has one.
-    compiled: compare everything that `check_roll` does, compiled.
+    grad: compare its gradient, too, if it has one.
+    compiled: compare everything that `check_roll` does, compiled and under `jax.vmap`, too.
   """
-  program, options, rolls = random_program(seed), random_options(seed), 0
+  program, rolls = random_program(seed), 0
   try:
-    if compiled:
-      rolls = len(check_roll(program.fun, *program.args, options=options, grad=grad, ulps=_COMPILED_ULPS).rolls)
-    else:
-      flat, leaves, names = flat_function(program.fun, *program.args)
-      rolls = len(check_bits("values", flat, leaves, options, names)[0].rolls)
-      gradient = gradient_of(flat, leaves) if grad else None
-      if gradient is not None:
-        fun, inputs = gradient(flat)
-        check_bits("gradient program", fun, inputs, options)
-  except Exception as error:  # a wrong result or a defect of the pass: both are what this looks for
-    return Outcome(seed, program.description, program.planted, rolls, f"{type(error).__name__}: {error}")
-  return Outcome(seed, program.description, program.planted, rolls, "")
+    report = check_roll(program.fun, *program.args, options=random_options(seed), grad=grad, vmap=compiled,
+                        compiled=compiled, ulps=_ULPS)
+    rolls, error = len(report.rolls), ""
+  except Exception as caught:  # a wrong result or a defect of the pass: both are what this looks for
+    error = f"{type(caught).__name__}: {caught}"
+  return Outcome(seed, program.description, program.planted, rolls, error)
 
 
 def fuzz(seeds: Iterable[int], grad_every: int = 2, compiled_every: int = 20,

@@ -70,19 +70,21 @@ def check_roll(fun: Callable, *args, rolls: int | Sequence | None = None, option
     _check_rolls(report, rolls)
   rolled = roll(flat, options)
   if compiled:
-    _check_close("compiled values", jax.jit(flat), roll_jit(flat, roll=options), leaves, names, ulps, results)
+    _check_close("compiled values", jax.jit(flat)(*leaves), roll_jit(flat, roll=options)(*leaves), names, ulps, results)
   run = jax.jit if compiled else _by_oracle
   gradient = gradient_of(flat, leaves) if grad else None
   if gradient is not None:
     program, inputs = gradient(flat)
     _, results = check_bits("gradient program", program, inputs, options)
     how = "gradient of the rolled function" + ", compiled" * compiled
-    _check_close(how, run(program), run(gradient(rolled)[0]), inputs, None, ulps, results)
+    expected = run(program)(*inputs) if compiled else results
+    _check_close(how, expected, run(gradient(rolled)[0])(*inputs), None, ulps, results)
   if vmap and leaves:
     batch = [_batched(leaf) for leaf in leaves]
     _, results = check_bits("vmapped program", jax.vmap(flat), batch, options, names)
     how = "vmap of the rolled function" + ", compiled" * compiled
-    _check_close(how, run(jax.vmap(flat)), run(jax.vmap(rolled)), batch, names, ulps, results)
+    expected = run(jax.vmap(flat))(*batch) if compiled else results
+    _check_close(how, expected, run(jax.vmap(rolled))(*batch), names, ulps, results)
   return report
 
 
@@ -183,9 +185,9 @@ def far_apart(expected, got, ulps: float, slack: float = 0.0) -> str | None:
   return f"{place}expected {np.asarray(expected)[where]}, got {np.asarray(got)[where]}: {off}, allowed {allowed}"
 
 
-def _check_close(what: str, original: Callable, rolled: Callable, leaves, names, ulps: float, exact) -> None:
-  """Asserts that two flat functions' results agree; `exact` has the original's, one primitive at a time."""
-  for k, (a, b, c) in enumerate(zip(original(*leaves), rolled(*leaves), exact, strict=True)):
+def _check_close(what: str, original, rolled, names, ulps: float, exact) -> None:
+  """Asserts that two lists of results agree; `exact` has the original's, one primitive at a time."""
+  for k, (a, b, c) in enumerate(zip(original, rolled, exact, strict=True)):
     slack = 0.0
     if jnp.issubdtype(a.dtype, jnp.inexact) and a.size:
       noise = np.abs(_wide(a) - _wide(c))

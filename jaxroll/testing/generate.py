@@ -163,7 +163,7 @@ _OPS = {
     "sort": _Op(lambda l, c, a, b: jnp.sort(a, -1), "fi", "rank"),
     "clip": _Op(lambda l, c, a, b: jnp.clip(a, -1, 1), "f"),
     "where": _Op(lambda l, c, a, b: jnp.where(a > c, a, b), "fi"),
-    "cast": _Op(lambda l, c, a, b: a.astype(jnp.bfloat16).astype(a.dtype), "f"),
+    "cast": _Op(lambda l, c, a, b: jnp.asarray(a, jnp.bfloat16).astype(l.dtype), "f"),
     "one": _Op(lambda l, c, a, b: a + jnp.ones_like(b)), "zeros": _Op(lambda l, c, a, b: a * jnp.zeros(l.shape, l.dtype)),
     "iota": _Op(lambda l, c, a, b: a + jnp.arange(4, dtype=l.dtype), "fi", "four"),
     "jit": _Op(lambda l, c, a, b: jax.jit(lambda x, y: jnp.tanh(x) * c + y)(a, b)),
@@ -222,6 +222,7 @@ class _Maker:
     self.literals = self.one_of(("same", "index", "steps", "any"))
     self.spoil = self.one_of(_SPOILS) if self.chance(0.5) else ""
     self.spoiled = int(random.randint(self.n))
+    self.way = self.one_of((0, 0, 1, 2)), int(random.randint(3))
 
   def one_of(self, options):
     return options[self.random.randint(len(options))]
@@ -247,12 +248,12 @@ class _Maker:
 
   def body(self, streams: int, extra: bool = False) -> _Body:
     names = self.ops(extra)
-    own = [n for n in names if _OPS[n].needs in ("weight", "bias", "key", "extra")]
+    own = [n for n in names if _OPS[n].needs not in ("", "rank", "four", "square", "flag")]  # differ per layer
     steps: list[_Step] = []
     for k in range(self.random.randint(1, 8)):
       size = streams + k
       latest = size - 1 if self.chance(0.7) else int(self.random.randint(size))
-      name = self.one_of(own) if own and self.chance(0.25) else self.one_of(names)
+      name = self.one_of(own) if self.chance(0.3) else self.one_of(names)
       steps.append(_Step(name, (latest, int(self.random.randint(size))), self.one_of(_LITERALS)))
     size = streams + len(steps)
     picks = [size - 1, *(int(self.random.randint(size)) for _ in range(streams - 1))]
@@ -385,7 +386,7 @@ class _Maker:
       if accumulate:
         total = {"weak": 0, "array": args["x"][0], "scalar": jnp.zeros((), self.dtype)}[accumulate]
         for k in kept:
-          total = total + (k.sum(dtype=self.dtype) if accumulate == "scalar" else k)
+          total = total + (jnp.sum(k, dtype=self.dtype) if accumulate == "scalar" else k)
         results.append(total)
       if odd == "input":
         results += [args["x"][0], args["table"]]
@@ -413,11 +414,12 @@ class _Maker:
     return streams, kept
 
   def there_and_back(self, args, streams, bodies, second):
-    """A second chain that reads the first one's outputs, backwards, forwards or one of them always."""
+    """A second chain that reads the first one's outputs, backwards, forwards or one always, and its layers either way."""
     streams, kept = self.chain(args, streams, bodies, second)
-    order = {0: kept[::-1], 1: kept, 2: kept[:1] * len(kept)}[sum(second.picks) % 3]
+    order = (kept[::-1], kept, kept[:1] * self.n)[self.way[0]]
+    indices = range(self.n)[:: (1, 1, -1)[self.way[1]]]
     outs, state = [], {}
-    for i, extra in enumerate(order):
+    for i, extra in zip(indices, order):
       layer = dataclasses.replace(self.layer(args, i, state), extra=extra)
       streams, out = second.apply(streams, layer)
       outs.append(out)
