@@ -16,6 +16,8 @@ from jaxroll.options import RollOptions
 from jaxroll.pipeline import roll_jaxpr
 from jaxroll.report import RollReport
 
+_LONG = 1000  # equations of a program that is better called than evaluated, if nothing in it was rolled
+
 _listeners: contextvars.ContextVar[tuple[Callable, ...]] = contextvars.ContextVar("jaxroll_listeners", default=())
 
 
@@ -144,7 +146,7 @@ def explain(fun: Callable, options: RollOptions | None = None) -> Callable[..., 
     else:
       leaves, tree = jax.tree.flatten((args, kwargs))
       dynamic = [i for i, leaf in enumerate(leaves) if _is_array(leaf)]
-      closed, _ = _trace(fun, tree, leaves, dynamic)
+      _, closed, _ = _trace(fun, tree, leaves, dynamic)
     seconds = time.perf_counter() - start
     platform = where.platform_of(origin.jit_options if origin else {})
     return _timed(roll_jaxpr(closed, options, platform=platform)[1], seconds)
@@ -156,17 +158,21 @@ def _trace_and_roll(fun, options, jit_options, args, kwargs):
   leaves, tree = jax.tree.flatten((args, kwargs))
   dynamic = [i for i, leaf in enumerate(leaves) if isinstance(leaf, jax.core.Tracer)]
   start = time.perf_counter()
-  closed, out_tree = _trace(fun, tree, leaves, dynamic)
+  flat, closed, out_tree = _trace(fun, tree, leaves, dynamic)
   seconds = time.perf_counter() - start
   rolled, report = roll_jaxpr(closed, options, platform=where.platform_of(jit_options))
   for listen in _listeners.get():
     listen(_timed(report, seconds))
-  outs = jax.core.eval_jaxpr(rolled.jaxpr, rolled.consts, *[leaves[i] for i in dynamic])
+  values = [leaves[i] for i in dynamic]
+  if rolled is closed and len(closed.jaxpr.eqns) >= _LONG:
+    outs = jax.jit(flat)(*values)  # traced already: one equation instead of all of them anew
+  else:
+    outs = jax.core.eval_jaxpr(rolled.jaxpr, rolled.consts, *values)
   return jax.tree.unflatten(out_tree, outs)
 
 
 def _trace(fun, tree, leaves, dynamic):
-  """The closed jaxpr of `fun` in its dynamic leaves, and the structure of its result."""
+  """`fun` as a flat function of its dynamic leaves, its closed jaxpr, and the structure of its result."""
   out_tree = None
 
   def flat(*values):
@@ -180,7 +186,7 @@ def _trace(fun, tree, leaves, dynamic):
 
   flat.__name__ = getattr(fun, "__name__", "flat")
   closed = jax.make_jaxpr(flat)(*[leaves[i] for i in dynamic])
-  return closed, out_tree
+  return flat, closed, out_tree
 
 
 def _timed(report: RollReport, trace_seconds: float) -> RollReport:

@@ -14,8 +14,8 @@ from jaxroll import compat
 from jaxroll.options import RollOptions
 from jaxroll.plan import Carry, Const, Roll, Slices, Xs, separate
 from jaxroll.program import Program, aval_bytes
-from jaxroll.report import Refusal, RollRecord
-from jaxroll.rewrite import constant_xs
+from jaxroll.report import Refusal, RollRecord, human_bytes
+from jaxroll.rewrite import constant_xs, is_indexed
 from jaxroll.schedule import Loop, One, Part, Schedule, schedule
 from jaxroll.work import Work, draws_random_bits, equation_work
 
@@ -74,7 +74,8 @@ def choose(program: Program, rolls: list[Roll], options: RollOptions, platform: 
       if loop is None or strategies[k] != "scan":
         continue
       estimate = estimate_scan(program, loop)
-      strategy, reasons[k] = _judge(estimate, options, platform)
+      strategy, reason = _judge(estimate, options, platform)
+      reasons[k] = "next to rolls that are not scanned, " * (round_ > 0 and strategy == "fence") + reason
       if strategy != "scan" or round_ == _ROUNDS - 1 and changed:
         strategies[k], changed = strategy, True
     if not changed:
@@ -119,13 +120,13 @@ def _judge(estimate: Estimate, options: RollOptions, platform: str | None) -> tu
   if platform == "cpu" and estimate.work.convolutions and aim != "compile":
     return "fence", "XLA:CPU has its fast convolutions outside loops only"
   if options.max_copy_bytes is not None and estimate.copied > options.max_copy_bytes:
-    return "fence", f"a scan would copy {estimate.copied:,} bytes, more than max_copy_bytes"
+    return "fence", f"a scan would copy {human_bytes(estimate.copied)}, more than max_copy_bytes"
   allowed = _COPIED_PER_WRITTEN[aim] * estimate.work.bytes
   if estimate.copied > allowed:
-    return "fence", f"a scan would copy {estimate.copied:,} bytes beside {int(estimate.work.bytes):,} written"
+    return "fence", f"a scan would copy {human_bytes(estimate.copied)} beside {human_bytes(estimate.work.bytes)} written"
   if estimate.saved < _SAVED_PER_COPY * estimate.operations:
     return "fence", f"a scan would need {estimate.operations} operations to stack and take apart"
-  return "scan", f"copies {estimate.copied:,} bytes" if estimate.copied else "nothing to copy"
+  return "scan", f"copies {human_bytes(estimate.copied)}" if estimate.copied else "nothing to copy"
 
 
 def estimate_scan(program: Program, loop: Loop) -> Estimate:
@@ -180,8 +181,7 @@ def _feed(program: Program, loop: Loop, i: int) -> tuple[str, int]:
   parts = loop.feeds[i]
   size = program.nbytes(source.values[0]) * loop.roll.trips
   if len(parts) == 1 and isinstance(parts[0], Part):
-    whole = parts[0].step == 1 and parts[0].count == parts[0].available
-    return ("ys", 0) if whole else ("ys part", size)
+    return ("indexed ys" if is_indexed(parts) else "ys"), 0
   return ("stack" if all(isinstance(p, One) for p in parts) else "ys part"), size
 
 

@@ -38,7 +38,8 @@ class RollRecord:
       iteration to the next, inputs that are the same, inputs that differ, results that are read elsewhere.
     reverse: whether it runs from the last element of its xs to the first.
     feeds: per xs, how it is made: ``'stack'``, ``'ys'`` (an earlier roll's ys as they are),
-      ``'ys part'`` (a part or a rearrangement of such), ``'slice'`` (of one array), ``'constants'``;
+      ``'indexed ys'`` (the same, read in another order or in part), ``'ys part'`` (put together of such and
+      others), ``'slice'`` (of one array), ``'constants'``;
       ``'arguments'`` where nothing is stacked.
     copied_bytes: per xs, the bytes copied each time the program runs.
     unstacked_bytes: bytes of ys that are taken apart again.
@@ -100,7 +101,7 @@ class RollReport:
     for r in self.rolls:
       name = "  " * min(r.depth, 2) + r.strategy + ("<" if r.reverse else "")
       lines.append(f"{name:<8.8}{r.trip_count:>6}{r.body_eqns:>7}{r.carries:>6}{r.consts:>6}{r.xs:>5}{r.ys:>5}"
-                   f"{_bytes(sum(r.copied_bytes)):>9}{_bytes(r.unstacked_bytes):>10}  {r.location}"[:100])
+                   f"{human_bytes(sum(r.copied_bytes)):>9}{human_bytes(r.unstacked_bytes):>10}  {r.location}"[:100])
       counts = {f: r.feeds.count(f) for f in dict.fromkeys(r.feeds)} if r.strategy == "scan" else {}
       feeds = "xs: " + ", ".join(f"{n} x {f}" for f, n in counts.items()) + "; " if counts else ""
       lines.append(f"          {feeds}{r.reason}"[:100])
@@ -113,7 +114,9 @@ class RollReport:
     return "\n".join(lines)
 
 
-def _bytes(n: int) -> str:
+def human_bytes(n: float) -> str:
+  """A number of bytes, rounded, with its unit."""
+  n = round(n)
   for unit in ("B", "KB", "MB"):
     if n < 10_000:
       return f"{n} {unit}"

@@ -209,7 +209,10 @@ class _Evaluation:
     roll = loop.roll
     order = [roll.inputs[i] for i in loop.inputs]
     consts = {i: self.array(s.value) for i, s in zip(loop.inputs, order) if isinstance(s, Const)}
-    xs = {i: self.xs(loop, i) for i, s in zip(loop.inputs, order) if isinstance(s, (Xs, Slices))}
+    xs, indexed = {}, {}
+    for i, source in zip(loop.inputs, order):
+      if isinstance(source, (Xs, Slices)):
+        xs[i], indexed[i] = self.xs(loop, i)
     registers = [[self.array(v) for v in reversed(chain.inits)] for chain in loop.chains]
     zeros = [self.zero(roll.value(0, q)) for q in loop.lasts]
     n_chains, n_lasts = len(loop.chains), len(loop.lasts)
@@ -222,49 +225,61 @@ class _Evaluation:
         if isinstance(source, Carry):
           chain, lag = loop.registers[i]
           return registers[chain][lag - 1]
-        return x[i]
+        return x[i] if indexed[i] is None else lax.dynamic_index_in_dim(indexed[i], x[i], 0, keepdims=False)
       outs = jax.core.eval_jaxpr(
           body.jaxpr, body.consts, *[argument(i, s) for i, s in zip(loop.inputs, order)])
       outs = [_strong(o) for o in outs]
+      started = [registers[c][r - 1] for c, r in (loop.registers[i] for i in loop.carried_ys)]
       moved = [[new, *old[:-1]] for new, old in zip(outs, registers)]
-      return (moved, outs[n_chains : n_chains + n_lasts]), outs[n_chains + n_lasts :]
+      return (moved, outs[n_chains : n_chains + n_lasts]), (outs[n_chains + n_lasts :], started)
 
-    (registers, lasts), ys = lax.scan(step, (registers, zeros), xs, length=roll.trips, reverse=loop.reverse)
+    (registers, lasts), (ys, started) = lax.scan(step, (registers, zeros), xs, length=roll.trips, reverse=loop.reverse)
     for chain, held in zip(loop.chains, registers):
       for lag, value in enumerate(held, 1):
         if lag <= roll.trips:
           self.made[roll.value(roll.trips - lag, chain.result)] = value
     for q, value in zip(loop.lasts, lasts):
       self.made[roll.value(roll.trips - 1, q)] = value
+    self.stacks.update(((k, -1 - i), value) for i, value in zip(loop.carried_ys, started))
     for q, value in zip(loop.ys, ys):
       self.stacks[k, q] = value
       trips = loop.taken.get(q, ())
       if trips:
-        # Without the fence each slice would fuse into its readers, and readers that are equal but for the
-        # slice's offset would be as many different kernels to compile.
-        parts = compat.fence(_unstack(value, tuple(loop.index(t) for t in trips)), self.platform)
+        parts = self.take_apart(value, [loop.index(t) for t in trips])
         self.made.update((roll.value(t, q), part) for t, part in zip(trips, parts))
+
+  def take_apart(self, ys, indices: list[int]) -> list:
+    if len(indices) <= 2:
+      return [lax.index_in_dim(ys, i, 0, keepdims=False) for i in indices]
+    # Without the fence each slice would fuse into its readers, and readers that are equal but for the
+    # slice's offset would be as many different kernels to compile.
+    return compat.fence(_unstack(ys, tuple(indices)), self.platform)
 
   def zero(self, value: int):
     aval = self.program.aval(value)
     return lax.full(aval.shape, 0, aval.dtype)
 
   def xs(self, loop: Loop, i: int):
+    """The xs of an input, and the array that they index; None where they are the input itself."""
     source = loop.roll.inputs[i]
     if isinstance(source, Slices):
       starts = source.starts[::-1] if loop.reverse else source.starts
       key = (source.value, starts)
       if key not in self.stacked:
         self.stacked[key] = _slices(self.array(source.value), starts)
-      return self.stacked[key]
+      return self.stacked[key], None
     ordered = source.values[::-1] if loop.reverse else source.values
     constants = constant_xs(self.program, ordered)
     if constants is not None:
-      return constants
-    key = loop.feeds[i]
-    if key not in self.stacked:
-      self.stacked[key] = self.assemble(key)
-    return self.stacked[key]
+      return constants, None
+    parts = loop.feeds[i]
+    if is_indexed(parts):
+      part, = parts
+      indices = np.arange(part.count, dtype=np.int32) * np.int32(part.step) + np.int32(part.first)
+      return indices, self.stacks[part.loop, part.result]
+    if parts not in self.stacked:
+      self.stacked[parts] = self.assemble(parts)
+    return self.stacked[parts], None
 
   def assemble(self, parts: tuple[Part | One, ...]):
     """An array whose leading axis runs through the parts."""
@@ -283,6 +298,11 @@ class _Evaluation:
     if (low, high) != (0, part.available):
       ys = lax.slice_in_dim(ys, low, high)
     return lax.rev(ys, (0,)) if part.step < 0 else ys
+
+
+def is_indexed(parts: tuple[Part | One, ...]) -> bool:
+  """Whether an xs is better read in the body, element by element, than cut out of an earlier loop's ys."""
+  return len(parts) == 1 and isinstance(parts[0], Part) and not parts[0].is_whole
 
 
 def constant_xs(program: Program, values) -> np.ndarray | None:

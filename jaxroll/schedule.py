@@ -25,7 +25,10 @@ STRATEGIES = ("scan", "fence", "call", "inline")
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-  """Elements `first`, `first + step`, ... (`count` of `available`) of the stacked `result` of loop `loop`."""
+  """Elements `first`, `first + step`, ... (`count` of `available`) of what loop `loop` stacks of `result`.
+
+  A negative `result`, -1-i, is what the loop's input i, a carry, was at the start of each iteration.
+  """
 
   loop: int
   result: int
@@ -33,6 +36,11 @@ class Part:
   step: int
   count: int
   available: int
+
+  @property
+  def is_whole(self) -> bool:
+    """Whether this is the stacked array as it is."""
+    return (self.first, self.step, self.count) == (0, 1, self.available)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,6 +76,7 @@ class Loop:
     feeds: for each `Xs` among a scan's `inputs`, its parts in the order of the xs' leading axis.
     lasts: body results of which a scan needs only the last iteration's.
     ys: body results that a scan stacks, or that a call returns.
+    carried_ys: indices of `roll.inputs`, carries whose value at each iteration's start a scan stacks.
     taken: for each of `ys`, the iterations whose value is needed by itself.
   """
 
@@ -81,6 +90,7 @@ class Loop:
   feeds: dict[int, tuple[Part | One, ...]]
   lasts: tuple[int, ...]
   ys: tuple[int, ...]
+  carried_ys: tuple[int, ...]
   taken: dict[int, tuple[int, ...]]
 
   @property
@@ -250,20 +260,23 @@ def _directions(program: Program, rolls: list[Roll], values: Values, scanned: li
 def _calls(program: Program, roll: Roll, strategy: str, taken: dict[int, set[int]]) -> Loop:
   offsets, inputs = _live_body(program, roll, set(taken))
   carried = {roll.inputs[i].result for i in inputs if isinstance(roll.inputs[i], Carry)}
-  return Loop(roll, strategy, False, offsets, inputs, (), {}, {}, (), tuple(sorted({*taken, *carried})),
+  return Loop(roll, strategy, False, offsets, inputs, (), {}, {}, (), tuple(sorted({*taken, *carried})), (),
               {q: tuple(sorted(t)) for q, t in taken.items()})
 
 
 def _scan(program: Program, rolls, values: Values, scanned: list[bool], reverse: list[bool], k: int,
           taken: dict[int, set[int]], stacked: set[int]) -> Loop:
   roll = rolls[k]
-  offsets, inputs = _live_body(program, roll, {*taken, *stacked})
+  results = {*taken, *(q for q in stacked if q >= 0)}
+  carried_ys = tuple(sorted(-1 - q for q in stacked if q < 0))
+  offsets, inputs = _live_body(program, roll, results | {roll.inputs[i].result for i in carried_ys})
+  inputs = tuple(sorted({*inputs, *carried_ys}))
   chains, registers = _chains([(i, roll.inputs[i]) for i in inputs if isinstance(roll.inputs[i], Carry)])
   depth: dict[int, int] = defaultdict(int)
   for chain in chains:
     depth[chain.result] = max(depth[chain.result], len(chain.inits))
   lasts, ys = [], []
-  for result in sorted({*taken, *stacked}):
+  for result in sorted(results):
     trips = taken.get(result, set())
     if result in stacked:
       ys.append(result)
@@ -276,7 +289,7 @@ def _scan(program: Program, rolls, values: Values, scanned: list[bool], reverse:
   feeds = {
       i: _parts(roll.inputs[i].values, values, rolls, scanned, reverse, reverse[k])
       for i in inputs if isinstance(roll.inputs[i], Xs) and program.aval(roll.inputs[i].values[0]) is not None}
-  return Loop(roll, "scan", reverse[k], offsets, inputs, chains, registers, feeds, tuple(lasts), tuple(ys),
+  return Loop(roll, "scan", reverse[k], offsets, inputs, chains, registers, feeds, tuple(lasts), tuple(ys), carried_ys,
               {q: tuple(sorted(taken[q])) for q in ys if taken.get(q)})
 
 
@@ -321,22 +334,58 @@ def _parts(wanted: tuple[int, ...], values: Values, rolls, scanned: list[bool], 
   for value in wanted[::-1] if backwards else wanted:
     value = values.resolve(value)
     made = values.loop_result(value)
-    if made is None or not scanned[made[0]]:
-      parts.append(One(value))
-      continue
-    loop, trip, result = made
-    at = rolls[loop].trips - 1 - trip if reverse[loop] else trip
-    last = parts[-1] if parts else None
-    if isinstance(last, Part) and (last.loop, last.result) == (loop, result):
-      step = at - (last.first + last.step * (last.count - 1))
-      if step in (1, -1) and (last.count == 1 or step == last.step):
-        parts[-1] = Part(loop, result, last.first, step, last.count + 1, last.available)
-        continue
-    parts.append(Part(loop, result, at, 1, 1, rolls[loop].trips))
+    new: Part | One = One(value)
+    if made is not None and scanned[made[0]]:
+      loop, trip, result = made
+      new = Part(loop, result, _index(rolls[loop], reverse[loop], trip), 1, 1, rolls[loop].trips)
+    joined = _join(parts[-1], new, rolls, reverse) if parts else None
+    if joined:
+      parts[-1] = joined
+    else:
+      parts.append(new)
   return tuple(_single(p, rolls, reverse) if isinstance(p, Part) and p.count == 1 else p for p in parts)
+
+
+def _index(roll: Roll, reverse: bool, trip: int) -> int:
+  return roll.trips - 1 - trip if reverse else trip
+
+
+def _join(last: Part | One, new: Part | One, rolls, reverse) -> Part | None:
+  """Both as one part, if the second continues the first."""
+  if isinstance(last, Part) and isinstance(new, Part):
+    if last.result < 0 <= new.result and last.loop == new.loop and rolls[new.loop].inputs[-1 - last.result].result == new.result:
+      new = _carried_in(new, -1 - last.result, reverse[new.loop])
+    if new is None or (last.loop, last.result) != (new.loop, new.result):
+      return None
+    step = new.first - (last.first + last.step * (last.count - 1))
+    if step in (1, -1) and (last.count == 1 or step == last.step):
+      return dataclasses.replace(last, step=step, count=last.count + 1)
+    return None
+  if isinstance(last, One) and isinstance(new, One):
+    return None
+  # A carry's first value and its later ones: what the carry was at each iteration's start.
+  part, one = (last, new) if isinstance(last, Part) else (new, last)
+  if part.result < 0:
+    return None
+  roll = rolls[part.loop]
+  i = next((i for i, s in enumerate(roll.inputs)
+            if isinstance(s, Carry) and (s.result, s.lag, s.inits) == (part.result, 1, (one.value,))), None)
+  carried = None if i is None else _carried_in(part, i, reverse[part.loop])
+  if carried is None:
+    return None
+  start = Part(part.loop, -1 - i, _index(roll, reverse[part.loop], 0), 1, 1, roll.trips)
+  return _join(carried, start, rolls, reverse) if part is last else _join(start, carried, rolls, reverse)
+
+
+def _carried_in(part: Part, i: int, is_reverse: bool) -> Part | None:
+  """The same values as a part of what carry `i` was at each iteration's start: one iteration later."""
+  later = -1 if is_reverse else 1
+  first, last = part.first + later, part.first + part.step * (part.count - 1) + later
+  if not (0 <= first < part.available and 0 <= last < part.available):
+    return None  # what the last iteration makes is no later one's start
+  return dataclasses.replace(part, result=-1 - i, first=first)
 
 
 def _single(part: Part, rolls, reverse) -> One:
   roll = rolls[part.loop]
-  trip = roll.trips - 1 - part.first if reverse[part.loop] else part.first
-  return One(roll.value(trip, part.result))
+  return One(roll.value(_index(roll, reverse[part.loop], part.first), part.result))

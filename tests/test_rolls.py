@@ -35,7 +35,7 @@ def test_gradient_feeds_the_backward_loop_from_the_forward_one(strategy):
   assert (forward.trip_count, backward.trip_count) == (6, 5)  # the first layer has no cotangent to pass on
   if strategy == "scan":
     assert backward.reverse and not forward.reverse
-    assert set(backward.feeds) == {"ys part", "stack"}
+    assert set(backward.feeds) == {"indexed ys", "stack"}
   check_roll(jax.grad(loss), WS, X, rolls=[6, 5], options=forced(strategy))
 
 
@@ -43,8 +43,8 @@ def test_residuals_go_from_loop_to_loop_as_they_are():
   closed = jax.make_jaxpr(jax.grad(loss, argnums=(0, 1)))(WS, X)
   forward, backward = roll_jaxpr(closed, forced())[1].rolls
   assert backward.reverse and not forward.reverse
-  # The layers' inputs are the first input and all results but the last: a part of the ys.
-  assert sorted(backward.feeds) == ["stack", "ys", "ys", "ys part"] and forward.unstacked_bytes == 0
+  # One of them is each layer's input: what the carry was when the iteration started.
+  assert sorted(backward.feeds) == ["stack", "ys", "ys", "ys"] and forward.unstacked_bytes == 0
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES + ("auto",))
@@ -213,7 +213,7 @@ def test_parts_of_an_earlier_loops_results():
     return x
   report = check_roll(f, WS, X)
   assert [r.trip_count for r in report.rolls] == [6, 4, 4]
-  assert report.rolls[1].feeds == ("ys part",) and report.rolls[2].feeds == ("ys part",)
+  assert report.rolls[1].feeds == ("indexed ys",) and report.rolls[2].feeds == ("indexed ys",)
 
 
 def test_nested_loops_roll_at_each_level():

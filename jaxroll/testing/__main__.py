@@ -16,8 +16,6 @@ from jaxroll.options import AIMS, RollOptions
 from jaxroll.testing.check import ROLL_ALL, check_roll
 from jaxroll.testing.generate import random_program
 
-_ULPS = 4096  # random programs amplify what is rounded differently
-
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
@@ -61,14 +59,14 @@ def check_program(seed: int, grad: bool = True, compiled: bool = False) -> Outco
   program, rolls = random_program(seed), 0
   try:
     report = check_roll(program.fun, *program.args, options=random_options(seed), grad=grad, vmap=compiled,
-                        compiled=compiled, ulps=_ULPS)
+                        compiled=compiled, ulps=program.ulps)
     rolls, error = len(report.rolls), ""
   except Exception as caught:  # a wrong result or a defect of the pass: both are what this looks for
     error = f"{type(caught).__name__}: {caught}"
   return Outcome(seed, program.description, program.planted, rolls, error)
 
 
-def fuzz(seeds: Iterable[int], grad_every: int = 2, compiled_every: int = 20,
+def fuzz(seeds: Iterable[int], grad_every: int = 2, compiled_every: int = 100,
          report: Callable[[Outcome], None] = lambda outcome: None) -> list[Outcome]:
   """The outcomes of the random programs of these seeds.
 
@@ -93,7 +91,7 @@ def main(argv: list[str] | None = None) -> int:
   parser.add_argument("--seed", type=int, default=0, help="the seed of the first program; the next has the next")
   parser.add_argument("--start", type=int, default=0, help="programs to skip, to go on where an earlier run stopped")
   parser.add_argument("--grad", type=int, default=2, metavar="K", help="gradients of each K-th program; 0: of none")
-  parser.add_argument("--compiled", type=int, default=20, metavar="K", help="compile each K-th program; 0: none")
+  parser.add_argument("--compiled", type=int, default=100, metavar="K", help="compile each K-th program; 0: none")
   options = parser.parse_args(argv)
   start, counts = time.perf_counter(), dict.fromkeys(("programs", "rolled", "rolls", "mismatches"), 0)
   memory = _memory_mb()

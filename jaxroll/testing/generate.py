@@ -26,12 +26,15 @@ class GeneratedProgram:
     args: pytrees of NumPy arrays and PRNG keys.
     description: one line: structure, shape, dtype, operations, what was spoiled.
     planted: how often the body occurs in a row as it is, 0 if something was spoiled.
+    ulps: a tolerance for comparisons where sums may be taken in another order: random programs amplify
+      what is rounded differently, most of all where they round to bfloat16 in between.
   """
 
   fun: Callable
   args: tuple
   description: str
   planted: int
+  ulps: float
 
 
 def random_program(seed: int) -> GeneratedProgram:
@@ -404,7 +407,9 @@ class _Maker:
         f"{self.structure} n={self.n} {self.dtype}{list(self.shape)} streams={self.streams} weights={self.weights} "
         f"keys={self.keys} literals={self.literals} returned={returned} accumulate={accumulate or None} "
         f"odd={odd or None}, {what}; body: {steps} -> {list(body.picks)} kept {body.kept}")
-    return GeneratedProgram(fun, (args,), description, 0 if self.spoil else self.n)
+    rounds = any(s.op == "cast" for b in (*bodies, second) for s in b.steps)
+    ulps = 16 if self.dtype == jnp.bfloat16 else 1 << 17 if rounds else 4096
+    return GeneratedProgram(fun, (args,), description, 0 if self.spoil else self.n, ulps)
 
   def chain(self, args, streams, bodies, second):
     kept, state = [], {}
