@@ -55,21 +55,17 @@ def test_one_evaluation_of_the_users_function_per_cache_miss():
 def test_a_long_program_with_nothing_to_roll_is_traced_once_and_not_evaluated_again():
   calls = []
   choice = np.random.RandomState(0).randint(0, 3, 1500)
-  @roll_jit
-  def f(x):
+  def f(x, *more):
     calls.append(None)
     for k in choice:
       x = (jnp.sin, jnp.cos, jnp.tanh)[k](x)
-    return x, y
-  y = jnp.ones(2)
-  traced = f.trace(X)
+    return x, *more
+  traced = roll_jit(f).trace(X)
   assert len(calls) == 1 and [e.primitive.name for e in traced.jaxpr.jaxpr.eqns] == ["jit"]
-  @jax.jit
-  def outer(z):
-    nonlocal y
-    y = z  # closed over, and a tracer
-    return f(z + 1)
+  # Also where it closes over tracers.
+  outer = jax.jit(lambda z: roll_jit(lambda x: f(x, z))(z))
   np.testing.assert_array_equal(outer(X)[1], X)
+  np.testing.assert_allclose(jax.vmap(outer)(X)[0], jax.jit(f)(X)[0], rtol=1e-6)
 
 
 def test_exceptions_of_the_function_arrive_as_under_jit():
