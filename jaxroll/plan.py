@@ -296,7 +296,7 @@ class _Dataflow:
     slots = self.slots[first : first + trips]
     last = self.relative[first + trips - 1]
     outside = slots[-1] < base
-    canonical = np.where(slots >= 0, program.canonical[slots], slots)
+    canonical = np.where(slots >= 0, program.canonical[np.maximum(slots, 0)], slots)
     alike = (canonical == canonical[0]).all(axis=0)
     carried = {int(r) % results for r in last[~outside & (last < 0)]}
     hoisted = self._hoisted(start, end, base, outside, alike, last, carried)

@@ -159,11 +159,19 @@ class _Evaluation:
           for i, e in zip(step, eqns)]
     own: set[Any] = set()
     inputs: dict[Any, Any] = {}
-    for i, eqn in zip(step, eqns):
-      lo = int(program.slot_start[i])
-      for k, atom in enumerate(eqn.invars):
-        if type(atom) is not compat.Literal and atom not in own and atom not in inputs:
-          inputs[atom] = self.read(int(program.slots[lo + k]))
+    for n, (i, eqn) in enumerate(zip(step, eqns)):
+      read = list(eqn.invars)
+      for k, atom in enumerate(read):
+        if type(atom) is compat.Literal:
+          continue
+        value = int(program.slots[program.slot_start[i] + k])
+        resolved = self.schedule.values.resolve(value)
+        if resolved != value:  # computed once, elsewhere: maybe by an equation of this very step
+          atom = read[k] = named.get(resolved, program.out_vars[resolved])
+        if atom not in own and atom not in inputs:
+          inputs[atom] = self.read(resolved)
+      if any(a is not b for a, b in zip(read, eqn.invars)):
+        eqns[n] = eqn.replace(invars=read)
       own.update(eqn.outvars)
     outs = [v for v in outs if v in self.schedule.needed]
     variables = [named.get(v, program.out_vars[v]) for v in outs]

@@ -124,11 +124,13 @@ class Values:
   def __init__(self, program: Program, rolls: list[Roll]):
     self.program, self.rolls = program, rolls
     self._firsts: list[int] = []  # per region, the first value that it makes
+    self._regions: list[Roll] = []  # per region, one of its rolls
     self._makers: list[list[int]] = []  # per region and body result, the roll; -1 for a hoisted one
     for k, r in enumerate(rolls):
       out_of = (program.out_start[r.start : r.start + r.period + 1] - r.first_result).tolist()
       if not self._firsts or self._firsts[-1] != r.first_result:
         self._firsts.append(r.first_result)
+        self._regions.append(r)
         self._makers.append([k] * r.results)
       for offsets, maker in ((r.members, k), (r.hoisted, -1)):
         for j in offsets:
@@ -139,7 +141,7 @@ class Values:
     region = bisect.bisect_right(self._firsts, value) - 1
     if region < 0:
       return None
-    roll = self.rolls[max(self._makers[region])]
+    roll = self._regions[region]
     trip, result = roll.locate(value)
     return (self._makers[region][result], trip, result) if trip < roll.trips else None
 

@@ -204,6 +204,7 @@ _OPS = {
 _SHAPES = ((3, 4),) * 6 + ((4, 4),) * 2 + ((),) * 2 + ((4,), (0, 4))
 _RARE_SHAPES = ((3, 4), (3, 4), ())
 _DTYPES = ("float32",) * 11 + ("int32",) * 2 + ("uint32", "bfloat16", "complex64")
+_RULES = ("vjp", "vjp2", "jvp")  # their literal is in the derivative alone
 _LITERALS = (0.5, 0.9, -0.25, 1.5, 0.0, 1.0)
 _STRUCTURES = ("chain",) * 6 + ("there_and_back",) * 3 + ("interleaved", "nested", "leaves", "leaves_by_op")
 _SPOILS = ("literal", "operand", "cast", "operation", "rule", "skip", "pick", "weight", "key", "body", "use", "swap")
@@ -257,6 +258,8 @@ class _Maker:
       size = streams + k
       latest = size - 1 if self.chance(0.7) else int(self.random.randint(size))
       name = self.one_of(own) if self.chance(0.3) else self.one_of(names)
+      if self.spoil == "rule" and self.kind == "f" and k == 0:
+        name = self.one_of(_RULES)
       steps.append(_Step(name, (latest, int(self.random.randint(size))), self.one_of(_LITERALS)))
     size = streams + len(steps)
     picks = [size - 1, *(int(self.random.randint(size)) for _ in range(streams - 1))]
@@ -269,8 +272,10 @@ class _Maker:
     steps, at = list(body.steps), int(self.random.randint(len(body.steps)))
     step, picks = steps[at], body.picks
     size = len(self.inputs) + at
-    if self.spoil in ("literal", "rule"):
+    if self.spoil == "literal":
       steps[at] = dataclasses.replace(step, c=step.c + 0.125)
+    elif self.spoil == "rule":
+      steps[0] = dataclasses.replace(steps[0], c=steps[0].c + 0.125)
     elif self.spoil == "operand":
       steps[at] = dataclasses.replace(step, reads=(int(self.random.randint(size)), int(self.random.randint(size))))
     elif self.spoil == "operation":
