@@ -105,7 +105,8 @@ def location(eqn: JaxprEqn) -> str:
   with contextlib.suppress(Exception):
     frame = _private_source_info.user_frame(eqn.source_info.traceback)
     if frame is not None:
-      return f"{os.path.basename(frame.file_name)}:{frame.start_line} ({frame.function_name})"
+      function = frame.function_name.replace("<locals>.", "")
+      return f"{os.path.basename(frame.file_name)}:{frame.start_line} ({function})"
   return ""
 
 

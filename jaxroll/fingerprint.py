@@ -196,6 +196,20 @@ class Fingerprinter:
     return found[0]
 
 
+def distinct_size(jaxpr) -> int:
+  """How many equations a jaxpr has, nested ones counted, a jaxpr that occurs several times once."""
+  seen: dict[int, Any] = {}
+
+  def count(jaxpr) -> int:
+    if id(jaxpr) in seen:
+      return 0
+    seen[id(jaxpr)] = jaxpr
+    eqns = getattr(jaxpr, "jaxpr", jaxpr).eqns
+    return len(eqns) + sum(count(j) for e in eqns if e.params for j in nested_jaxprs(e.params))
+
+  return count(jaxpr)
+
+
 class _Incomparable(Exception):
   """Parameters that can't be compared: the equation matches no other."""
 

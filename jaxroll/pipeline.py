@@ -10,7 +10,7 @@ from collections import defaultdict
 import jax
 
 from jaxroll import compat, cost, where
-from jaxroll.fingerprint import Fingerprinter, nested_jaxprs
+from jaxroll.fingerprint import Fingerprinter, distinct_size
 from jaxroll.options import RollOptions
 from jaxroll.plan import find_rolls
 from jaxroll.program import analyze
@@ -73,7 +73,7 @@ def roll_jaxpr(closed_jaxpr, options: RollOptions | None = None, *, platform: st
     return closed_jaxpr, RollReport(eqns_before=before, eqns_after=before, error=message)
   return rolled, RollReport(
       rolls=tuple(run.records), refusals=tuple(run.refusals), eqns_before=before, eqns_after=len(rolled.jaxpr.eqns),
-      size_before=run.fingerprinter._jaxpr_size(closed_jaxpr), size_after=Fingerprinter()._jaxpr_size(rolled),
+      size_before=distinct_size(closed_jaxpr), size_after=distinct_size(rolled),
       seconds=dict(run.seconds))
 
 

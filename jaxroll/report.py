@@ -5,6 +5,9 @@ from __future__ import annotations
 import dataclasses
 
 
+_TELLING = 30  # equations of a refused repeat that the printed report mentions
+
+
 @dataclasses.dataclass(frozen=True)
 class Refusal:
   """A repeat that was left alone.
@@ -72,7 +75,8 @@ class RollReport:
     rolls: a `RollRecord` per roll, outer ones before the ones in their bodies.
     refusals: a `Refusal` per repeat that was seen and left alone.
     eqns_before, eqns_after: equations at top level.
-    size_before, size_after: equations, nested ones counted.
+    size_before, size_after: equations, nested ones counted; after, those of a function that is called several
+      times once.
     seconds: wall seconds per stage, in order; 'trace' only where the pass traced.
     error: what went wrong inside the pass, if it gave up, else ''.
   """
@@ -105,10 +109,12 @@ class RollReport:
       counts = {f: r.feeds.count(f) for f in dict.fromkeys(r.feeds)} if r.strategy == "scan" else {}
       feeds = "xs: " + ", ".join(f"{n} x {f}" for f, n in counts.items()) + "; " if counts else ""
       lines.append(f"          {feeds}{r.reason}"[:100])
-    for r in self.refusals[:8]:
-      lines.append(f"left alone: {r.trip_count} x {r.body_eqns} equations at {r.location or r.start}: {r.reason}"[:100])
-    if len(self.refusals) > 8:
-      lines.append(f"... and {len(self.refusals) - 8} more left alone")
+    telling = dict.fromkeys(
+        f"left alone: {r.trip_count} x {r.body_eqns} equations at {r.location or r.start}: {r.reason}"
+        for r in self.refusals if r.trip_count * r.body_eqns >= _TELLING)
+    lines += [line[:100] for line in list(telling)[:8]]
+    if len(telling) > 8:
+      lines.append(f"... and {len(telling) - 8} more left alone")
     if self.seconds:
       lines.append(("seconds: " + ", ".join(f"{k} {v:.3f}" for k, v in self.seconds.items()))[:100])
     return "\n".join(lines)

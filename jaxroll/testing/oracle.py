@@ -282,11 +282,15 @@ def _call(param: str) -> Callable:
   return lambda eqn, operands: _run(eqn.params[param], operands)
 
 
+def _same(eqn, operands) -> list:
+  return operands
+
+
 _CONTROL = {
     "scan": _scan, "while": _while, "cond": _cond, "jit": _call("jaxpr"), "pjit": _call("jaxpr"),
     "remat2": _call("jaxpr"), "checkpoint": _call("jaxpr"), "closed_call": _call("call_jaxpr"),
     "core_call": _call("call_jaxpr"), "custom_jvp_call": _call("call_jaxpr"),
-    "custom_vjp_call": _call("call_jaxpr")}
+    "custom_vjp_call": _call("call_jaxpr"), "copy": _same, "copy_p": _same, "optimization_barrier": _same}
 
 
 def _can_move(eqn) -> bool:
@@ -354,7 +358,4 @@ _MOVES = {
     "pad": _pad,
     "dynamic_slice": lambda p, x, *starts: x[_window(x.shape, p["slice_sizes"], starts)],
     "dynamic_update_slice": _update,
-    "select_n": _select_n,
-    "copy": lambda p, x: x,
-    "copy_p": lambda p, x: x,
-    "optimization_barrier": lambda p, *xs: list(xs)}
+    "select_n": _select_n}

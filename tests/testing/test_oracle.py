@@ -93,7 +93,7 @@ def test_moves(dtype):
   check(lambda x: lax.slice(x, (0, 1), (3, 4), (2, 2)), x)
   check(lambda x: lax.split(x, (1, 3), 1), x)
   check(lambda x: jnp.unstack(x, axis=1), x)
-  check(lambda x: lax.optimization_barrier((x, x[0])), x)
+  check(lambda x, y: lax.optimization_barrier((x, x[0], y)), x, X)
 
 
 @pytest.mark.parametrize("config", [((1, 2, 0), (0, 0, 0)), ((-1, 1, 1), (2, -2, 0)), ((0, 0, 2), (-1, -1, 1))])
