@@ -89,6 +89,16 @@ def fresh_vars(avals) -> list[Var]:
   return list(jax.make_jaxpr(lambda *args: args)(*avals).jaxpr.invars)
 
 
+def splice(eqn: JaxprEqn, fun) -> list[JaxprEqn]:
+  """Equations that compute `fun(operands)` from the operands of `eqn`, and give its results' variables."""
+  traced = jax.make_jaxpr(fun)([v.aval for v in eqn.invars]).jaxpr
+  rename = {**dict(zip(traced.invars, eqn.invars)), **dict(zip(traced.outvars, eqn.outvars))}
+  return [
+      t.replace(invars=[a if type(a) is Literal else rename.get(a, a) for a in t.invars],
+                outvars=[rename.get(v, v) for v in t.outvars], source_info=eqn.source_info)
+      for t in traced.eqns]
+
+
 def as_weak(x):
   """`x` with the weak type bit set."""
   return primitives.convert_element_type_p.bind(

@@ -118,7 +118,7 @@ def _judge(estimate: Estimate, options: RollOptions, platform: str | None) -> tu
   if not estimate.work.kernels and aim != "compile":
     return "inline", "the body fuses into one kernel with its neighbours"
   if platform == "cpu" and estimate.work.convolutions and aim != "compile":
-    return "fence", "XLA:CPU has its fast convolutions outside loops only"
+    return "fence", "on CPU convolutions compile faster outside loops"
   if options.max_copy_bytes is not None and estimate.copied > options.max_copy_bytes:
     return "fence", f"a scan would copy {human_bytes(estimate.copied)}, more than max_copy_bytes"
   allowed = _COPIED_PER_WRITTEN[aim] * estimate.work.bytes

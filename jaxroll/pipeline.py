@@ -10,6 +10,7 @@ from collections import defaultdict
 import jax
 
 from jaxroll import compat, cost, where
+from jaxroll.convolutions import canonical_convolutions
 from jaxroll.fingerprint import Fingerprinter, distinct_size
 from jaxroll.options import RollOptions
 from jaxroll.plan import find_rolls
@@ -131,11 +132,17 @@ class _Pass:
     if plan is None:
       return closed
     with self.stage("rewrite"):
-      bodies = [None if loop is None else loop_body(program, plan, loop) for loop in plan.loops]
+      bodies = [None if loop is None else self._body(program, plan, loop) for loop in plan.loops]
     self.records[place:place] = [cost.record(program, plan, k, reasons[k], depth) for k, loop in enumerate(plan.loops) if loop]
     bodies = [None if body is None else self.rewrite(body, depth + 1) for body in bodies]
     with self.stage("rewrite"):
       return jax.make_jaxpr(lambda *args: evaluate(program, plan, bodies, self.platform, args))(*closed.in_avals)
+
+  def _body(self, program, plan, loop):
+    body = loop_body(program, plan, loop)
+    if self.platform == "cpu" and loop.strategy in ("scan", "call"):  # where XLA does not inline the body
+      body = canonical_convolutions(body)
+    return body
 
   def _nested(self, closed, depth: int):
     """Rolls within the jitted functions that a jaxpr calls."""

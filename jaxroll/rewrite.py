@@ -96,17 +96,11 @@ def _body_equations(program: Program, roll, j: int, of_input, named) -> list:
   indices = [np.int32(program.outer[-1 - m.value].val) if isinstance(m, Const) else None for m in moving]
   index_args = [of_input[-1 - roll.bindings[k]] for k, i in zip(range(hi - statics, hi), indices) if i is None]
 
-  def apply(operands, given):
-    given = iter(given)
+  def apply(operands):
+    operands, given = operands[: len(read)], iter(operands[len(read) :])
     return rule.apply(operands, [next(given) if i is None else i for i in indices], eqn.params)
 
-  traced = jax.make_jaxpr(apply)([v.aval for v in read], [v.aval for v in index_args]).jaxpr
-  rename = dict(zip(traced.invars, [*read, *index_args]))
-  rename |= {t: o for t, o in zip(traced.outvars, outs)}
-  return [
-      t.replace(invars=[a if type(a) is compat.Literal else rename.get(a, a) for a in t.invars],
-                outvars=[rename.get(v, v) for v in t.outvars], source_info=eqn.source_info)
-      for t in traced.eqns]
+  return compat.splice(eqn.replace(invars=[*read, *index_args], outvars=outs), apply)
 
 
 class _Evaluation:
