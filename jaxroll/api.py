@@ -7,6 +7,7 @@ import contextvars
 import dataclasses
 import functools
 import time
+import types
 from typing import Any, Callable
 
 import jax
@@ -52,7 +53,8 @@ def roll(fun: Callable, options: RollOptions | None = None) -> Callable:
     options: a `RollOptions`.
 
   Returns:
-    A function with `fun`'s signature and results.
+    A function with `fun`'s signature and results. As under `jax.jit`, `fun` works on copies of its pytree
+    arguments: what it writes into them (a `flax.nnx` module's state) is lost.
 
   >>> import jax, jax.numpy as jnp
   >>> def f(x):
@@ -62,6 +64,7 @@ def roll(fun: Callable, options: RollOptions | None = None) -> Callable:
   >>> bool(jnp.allclose(jax.jit(jax.grad(roll(f)))(1.), jax.grad(f)(1.), rtol=1e-4))
   True
   """
+  _check_callable(fun)
   return _rolled(fun, _checked(options), {})
 
 
@@ -96,8 +99,12 @@ def roll_jit(fun: Callable | None = None, /, *, roll: RollOptions | None = None,
   Array([0., 0., 0.], dtype=float32)
   """
   options = _checked(roll)
+  misplaced = [name for name in jit_options if name in _OPTION_NAMES]
+  if misplaced:
+    raise TypeError(f"roll_jit got {misplaced[0]!r}, an option of the pass: give roll=RollOptions({misplaced[0]}=...)")
   if fun is None:
     return functools.partial(roll_jit, roll=options, **jit_options)
+  _check_callable(fun)
   jitted = jax.jit(_rolled(fun, options, jit_options), **jit_options)
   jitted.__wrapped__ = fun
   jitted.__jaxroll__ = _Origin(fun, options, jit_options)
@@ -131,6 +138,9 @@ def explain(fun: Callable, options: RollOptions | None = None) -> Callable[..., 
   >>> explain(f)(1.).rolls[0].trip_count
   20
   """
+  _check_callable(fun)
+  if isinstance(fun, types.MethodType):
+    return functools.partial(explain(fun.__func__, options), fun.__self__)
   origin = getattr(fun, "__jaxroll__", None)
   if origin is not None:
     options = origin.options if options is None else options
@@ -144,9 +154,7 @@ def explain(fun: Callable, options: RollOptions | None = None) -> Callable[..., 
     if tracer is not None:
       closed = tracer.trace(*args, **kwargs).jaxpr
     else:
-      leaves, tree = jax.tree.flatten((args, kwargs))
-      dynamic = [i for i, leaf in enumerate(leaves) if _is_array(leaf)]
-      _, closed, _ = _trace(fun, tree, leaves, dynamic)
+      closed = _trace(fun, args, kwargs, _is_array).closed
     seconds = time.perf_counter() - start
     platform = where.platform_of(origin.jit_options if origin else {})
     return _timed(roll_jaxpr(closed, options, platform=platform)[1], seconds)
@@ -155,38 +163,74 @@ def explain(fun: Callable, options: RollOptions | None = None) -> Callable[..., 
 
 
 def _trace_and_roll(fun, options, jit_options, args, kwargs):
-  leaves, tree = jax.tree.flatten((args, kwargs))
-  dynamic = [i for i, leaf in enumerate(leaves) if isinstance(leaf, jax.core.Tracer)]
   start = time.perf_counter()
-  flat, closed, out_tree = _trace(fun, tree, leaves, dynamic)
+  traced = _trace(fun, args, kwargs, lambda leaf: isinstance(leaf, jax.core.Tracer))
   seconds = time.perf_counter() - start
-  rolled, report = roll_jaxpr(closed, options, platform=where.platform_of(jit_options))
+  rolled, report = roll_jaxpr(traced.closed, options, platform=where.platform_of(jit_options))
   for listen in _listeners.get():
     listen(_timed(report, seconds))
-  values = [leaves[i] for i in dynamic]
-  if rolled is closed and len(closed.jaxpr.eqns) >= _LONG:
-    outs = jax.jit(flat)(*values)  # traced already: one equation instead of all of them anew
+  if rolled is traced.closed and len(rolled.jaxpr.eqns) >= _LONG:
+    outs = jax.tree.leaves(jax.jit(traced.fun)(*traced.args, **traced.kwargs))  # one equation, not all anew
   else:
-    outs = jax.core.eval_jaxpr(rolled.jaxpr, rolled.consts, *values)
-  return jax.tree.unflatten(out_tree, outs)
+    outs = jax.core.eval_jaxpr(rolled.jaxpr, rolled.consts, *jax.tree.leaves((traced.args, traced.kwargs)))
+  return traced.unflatten(outs)
 
 
-def _trace(fun, tree, leaves, dynamic):
-  """`fun` as a flat function of its dynamic leaves, its closed jaxpr, and the structure of its result."""
-  out_tree = None
+@dataclasses.dataclass(frozen=True)
+class _Traced:
+  """A traced call: `fun(*args, **kwargs)` gives the list of its array results, as does `closed` for their leaves.
 
-  def flat(*values):
-    nonlocal out_tree
-    filled = list(leaves)
-    for i, value in zip(dynamic, values):
-      filled[i] = value
-    args, kwargs = jax.tree.unflatten(tree, filled)
-    outs, out_tree = jax.tree.flatten(fun(*args, **kwargs))
-    return outs
+  `unflatten` makes the user's function's result of them.
+  """
 
-  flat.__name__ = getattr(fun, "__name__", "flat")
-  closed = jax.make_jaxpr(flat)(*[leaves[i] for i in dynamic])
-  return flat, closed, out_tree
+  fun: Callable
+  args: tuple
+  kwargs: dict
+  closed: Any
+  unflatten: Callable
+
+
+def _trace(fun, args, kwargs, is_dynamic) -> _Traced:
+  """Traces `fun` on the dynamic ones of its argument leaves; all others, and results that are no arrays, are static."""
+  leaves, tree = jax.tree.flatten((args, kwargs))
+  out_tree, static_outs = None, {}
+
+  def split(result):
+    nonlocal out_tree, static_outs
+    outs, out_tree = jax.tree.flatten(result)
+    static_outs = {i: out for i, out in enumerate(outs) if not _is_array(out)}
+    return [out for i, out in enumerate(outs) if i not in static_outs]
+
+  def unflatten(arrays):
+    arrays = iter(arrays)
+    return jax.tree.unflatten(
+        out_tree, [static_outs[i] if i in static_outs else next(arrays) for i in range(out_tree.num_leaves)])
+
+  if all(map(is_dynamic, leaves)):
+    @functools.wraps(fun)  # error messages name the user's function and its arguments
+    def traced(*args, **kwargs):
+      return split(fun(*args, **kwargs))
+  else:
+    dynamic = [i for i, leaf in enumerate(leaves) if is_dynamic(leaf)]
+    args, kwargs = tuple(leaves[i] for i in dynamic), {}
+
+    def traced(*values):
+      filled = list(leaves)
+      for i, value in zip(dynamic, values):
+        filled[i] = value
+      args, kwargs = jax.tree.unflatten(tree, filled)
+      return split(fun(*args, **kwargs))
+
+    traced.__name__ = getattr(fun, "__name__", "traced")
+  return _Traced(traced, args, kwargs, jax.make_jaxpr(traced)(*args, **kwargs), unflatten)
+
+
+_OPTION_NAMES = frozenset(field.name for field in dataclasses.fields(RollOptions))
+
+
+def _check_callable(fun) -> None:
+  if not callable(fun):
+    raise TypeError(f"Expected a callable value, got {fun}")
 
 
 def _timed(report: RollReport, trace_seconds: float) -> RollReport:

@@ -27,6 +27,11 @@ _COPIED_PER_WRITTEN = {"balanced": 0.02, "run": 0.0, "compile": float("inf")}
 _SAVED_PER_COPY = 4
 # The bytes of random values that may be drawn before they are needed, as a part of the program's input bytes.
 _EARLY_PER_INPUT = 0.01
+# A fence takes some microseconds on CPU. It is put around bodies of at least this many equations, which XLA is
+# slow to compile, or of this many seconds' work, which hardly notice it.
+_FENCED_BODY = 40
+_FENCED_SECONDS = 60e-6
+_FLOPS, _BANDWIDTH = 1e10, 5e9  # of a CPU core, roughly
 _ROUNDS = 8
 
 
@@ -39,12 +44,21 @@ class Estimate:
     copied: bytes stacked or taken apart each time that the program runs.
     operations: how many operations stack or take apart.
     work: what all the iterations do.
+    body: equations of an iteration, nested ones counted.
+    trips: iterations.
   """
 
   saved: int
   copied: int
   operations: int
   work: Work
+  body: int
+  trips: int
+
+  @property
+  def seconds(self) -> float:
+    """A rough guess at how long an iteration runs on a CPU."""
+    return (self.work.flops / _FLOPS + self.work.bytes / _BANDWIDTH) / self.trips
 
 
 def choose(program: Program, rolls: list[Roll], options: RollOptions, platform: str | None):
@@ -117,15 +131,18 @@ def _judge(estimate: Estimate, options: RollOptions, platform: str | None) -> tu
   aim = options.optimize_for
   if not estimate.work.kernels and aim != "compile":
     return "inline", "the body fuses into one kernel with its neighbours"
+  aside = "fence"
+  if estimate.body < _FENCED_BODY and estimate.seconds < _FENCED_SECONDS and aim != "compile":
+    aside = "inline"  # XLA compiles so small a body in no time, and a fence would be felt
   if platform == "cpu" and estimate.work.convolutions and aim != "compile":
-    return "fence", "on CPU convolutions compile faster outside loops"
+    return aside, "on CPU convolutions compile faster outside loops"
   if options.max_copy_bytes is not None and estimate.copied > options.max_copy_bytes:
-    return "fence", f"a scan would copy {human_bytes(estimate.copied)}, more than max_copy_bytes"
+    return aside, f"a scan would copy {human_bytes(estimate.copied)}, more than max_copy_bytes"
   allowed = _COPIED_PER_WRITTEN[aim] * estimate.work.bytes
   if estimate.copied > allowed:
-    return "fence", f"a scan would copy {human_bytes(estimate.copied)} beside {human_bytes(estimate.work.bytes)} written"
+    return aside, f"a scan would copy {human_bytes(estimate.copied)} beside {human_bytes(estimate.work.bytes)} written"
   if estimate.saved < _SAVED_PER_COPY * estimate.operations:
-    return "fence", f"a scan would need {estimate.operations} operations to stack and take apart"
+    return aside, f"a scan would need {estimate.operations} operations to stack and take apart"
   return "scan", f"copies {human_bytes(estimate.copied)}" if estimate.copied else "nothing to copy"
 
 
@@ -144,7 +161,7 @@ def estimate_scan(program: Program, loop: Loop) -> Estimate:
   for j in loop.offsets:
     work += equation_work(program.eqns[roll.start + j])
   size = int(sum(program.sizes[roll.start + j] for j in loop.offsets))
-  return Estimate(size * (roll.trips - 1), copied, operations, work * roll.trips)
+  return Estimate(size * (roll.trips - 1), copied, operations, work * roll.trips, size, roll.trips)
 
 
 def record(program: Program, plan: Schedule, k: int, reason: str, depth: int) -> RollRecord:

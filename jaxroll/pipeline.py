@@ -54,6 +54,8 @@ def roll_jaxpr(closed_jaxpr, options: RollOptions | None = None, *, platform: st
   >>> [(r.trip_count, r.body_eqns) for r in report.rolls]
   [(6, 4)]
   """
+  if not isinstance(closed_jaxpr, compat.ClosedJaxpr):
+    raise TypeError(f"roll_jaxpr takes a closed jaxpr, as jax.make_jaxpr(fun)(*args) returns it, not {closed_jaxpr!r:.80}")
   options = options or RollOptions()
   before = len(closed_jaxpr.jaxpr.eqns)
   unchanged = RollReport(eqns_before=before, eqns_after=before)

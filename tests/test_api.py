@@ -208,3 +208,51 @@ def test_wrong_options_are_refused():
 def test_public_names():
   for name in jaxroll.__all__:
     assert getattr(jaxroll, name).__doc__
+
+
+def test_results_that_are_no_arrays_pass_through_roll():
+  def f(x, tag):
+    for _ in range(5):
+      x = jnp.sin(x) * 2
+    return x, tag, None, {"f": jnp.sin, "n": 3}
+  seen = []
+  @jax.jit
+  def outer(x):
+    out = roll(f, FORCED)(x, "tag")
+    seen.append(out)
+    return out[0], out[3]["n"]
+  np.testing.assert_allclose(outer(X)[0], jax.jit(lambda x: f(x, "")[0])(X), rtol=1e-6)
+  assert seen[0][1:3] == ("tag", None) and seen[0][3]["f"] is jnp.sin
+  with pytest.raises(TypeError, match="not a valid JAX type"):
+    roll_jit(lambda x: (x, "tag"))(X)
+
+
+def test_tracing_errors_name_the_users_function_and_arguments():
+  def decide(first, xs):
+    return first if xs[1].sum() > 0 else xs[0]
+  messages = []
+  for jitted in (jax.jit(decide), roll_jit(decide)):
+    with pytest.raises(jax.errors.TracerBoolConversionError) as error:
+      jitted(X, [X, X])
+    messages.append(str(error.value))
+  assert messages[0] == messages[1] and "xs[1]" in messages[1]
+
+
+def test_methods_and_explain():
+  class Model:
+    n = 6
+    @functools.partial(roll_jit, static_argnums=0, roll=FORCED)
+    def f(self, x):
+      for _ in range(self.n):
+        x = jnp.sin(x) * 2
+      return x
+  model = Model()
+  assert explain(model.f)(X).rolls[0].trip_count == explain(Model.f)(model, X).rolls[0].trip_count == 6
+
+
+@pytest.mark.parametrize("call, text", [
+    (lambda: roll_jit(3), "callable"), (lambda: roll(3), "callable"), (lambda: explain(3), "callable"),
+    (lambda: roll_jit(chain, strategy="scan"), r"roll=RollOptions\(strategy="), (lambda: jaxroll.roll_jaxpr(chain), "make_jaxpr")])
+def test_misuse_says_what_to_do(call, text):
+  with pytest.raises(TypeError, match=text):
+    call()

@@ -167,7 +167,8 @@ _OPS = {
     "clip": _Op(lambda l, c, a, b: jnp.clip(a, -1, 1), "f"),
     "where": _Op(lambda l, c, a, b: jnp.where(a > c, a, b), "fi"),
     "cast": _Op(lambda l, c, a, b: jnp.asarray(a, jnp.bfloat16).astype(l.dtype), "f"),
-    "one": _Op(lambda l, c, a, b: a + jnp.ones_like(b)), "zeros": _Op(lambda l, c, a, b: a * jnp.zeros(l.shape, l.dtype)),
+    "one": _Op(lambda l, c, a, b: a + jnp.ones_like(b)),
+    "zeros": _Op(lambda l, c, a, b: a * jnp.zeros(l.shape, l.dtype)),
     "iota": _Op(lambda l, c, a, b: a + jnp.arange(4, dtype=l.dtype), "fi", "four"),
     "jit": _Op(lambda l, c, a, b: jax.jit(lambda x, y: jnp.tanh(x) * c + y)(a, b)),
     "jit_const": _Op(lambda l, c, a, b: jax.jit(lambda x: x + l.const)(a), "fci", "const"),
@@ -185,7 +186,8 @@ _OPS = {
     "attend": _Op(lambda l, c, a, b: jax.nn.softmax(a @ b.T) @ a, "f", "square"),
     "matmul": _Op(lambda l, c, a, b: a @ l.weight, "fc", "weight"),
     "matmul_t": _Op(lambda l, c, a, b: jnp.einsum("...i,ji->...j", a, l.weight), "f", "weight"),
-    "bias": _Op(lambda l, c, a, b: a + l.bias, "fci", "bias"), "gate": _Op(lambda l, c, a, b: a * l.bias, "fc", "bias"),
+    "bias": _Op(lambda l, c, a, b: a + l.bias, "fci", "bias"),
+    "gate": _Op(lambda l, c, a, b: a * l.bias, "fc", "bias"),
     "table": _Op(lambda l, c, a, b: a + l.table[l.index], "fci", "table"),
     "column": _Op(lambda l, c, a, b: a * l.columns[..., l.index], "fc", "columns"),
     "const": _Op(lambda l, c, a, b: a + l.const, "fci", "const"),
@@ -338,7 +340,8 @@ class _Maker:
       weight, bias = self.const_w[j], self.const_b[j]
     literal = {"same": 0.5, "index": float(i), "steps": 0.125 * (i + 1), "any": float(self.const_scalars[i])}
     return _Layer(self.shape, self.dtype, i, weight, bias, args["table"], args["columns"], self.const_b[j],
-                  literal[self.literals], key=self.key(args, i, state, spoiled and self.spoil == "key"), flag=args["flag"])
+                  literal[self.literals], key=self.key(args, i, state, spoiled and self.spoil == "key"),
+                  flag=args["flag"])
 
   def key(self, args: dict, i: int, state: dict, reuse: bool):
     if self.keys == "none":
@@ -374,7 +377,7 @@ class _Maker:
     accumulate = self.one_of(("", "", "weak", "array", "scalar"))
     returned = self.one_of(("streams", "streams", "list", "stack", "concatenate", "some", "last", "total"))
     odd = self.one_of(("", "", "", "input", "twice", "constant", "unused"))
-    weak_start = self.shape == () and self.kind == "f" and self.chance(0.5)
+    weak_start = self.shape == () and self.dtype == jnp.float32 and self.chance(0.5)
 
     def fun(args):
       streams = [0.0, *args["x"][1:]] if weak_start else list(args["x"])
@@ -424,7 +427,7 @@ class _Maker:
     return streams, kept
 
   def there_and_back(self, args, streams, bodies, second):
-    """A second chain that reads the first one's outputs, backwards, forwards or one always, and its layers either way."""
+    """A second chain that reads the first one's outputs in one of three orders, over its layers in either."""
     streams, kept = self.chain(args, streams, bodies, second)
     order = (kept[::-1], kept, kept[:1] * self.n)[self.way[0]]
     indices = range(self.n)[:: (1, 1, -1)[self.way[1]]]

@@ -1,0 +1,93 @@
+"""Which strategy the cost model takes."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from jaxroll import RollOptions, explain, roll_jit
+from programs import chain, dropout_chain, loss, weights
+
+X = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)
+
+
+def strategies(fun, *args, **options):
+  return [r.strategy for r in explain(fun, RollOptions(**options))(*args).rolls if r.depth == 0]
+
+
+def recurrent(w, xs):
+  h = jnp.zeros(4)
+  for t in range(24):
+    h = jnp.tanh(h @ w + xs[:, t])
+  return h
+
+
+def test_time_steps_over_shared_weights_are_scanned():
+  assert strategies(recurrent, np.eye(4, dtype=np.float32), np.ones((4, 24), np.float32)) == ["scan"]
+
+
+def test_layers_with_weights_of_their_own_are_fenced():
+  ws = weights(24, 256, 256)
+  x = np.ones((64, 256), np.float32)
+  report = explain(jax.grad(loss, argnums=(0, 1)), RollOptions())(ws, x)
+  assert [r.strategy for r in report.rolls] == ["fence", "fence"]
+  assert "would copy" in report.rolls[0].reason and sum(report.rolls[0].copied_bytes) == 0
+
+
+def test_elementwise_bodies_are_inlined():
+  def f(x):
+    for i in range(40):
+      x = jnp.sin(x) * (i + 1) + x.T.reshape(x.shape)
+    return x
+  assert strategies(f, X) == ["inline"]
+  assert strategies(f, X, optimize_for="compile") == ["scan"]
+
+
+def test_small_and_quick_bodies_are_not_fenced():
+  assert strategies(chain, weights(24, 16, 16), np.ones((4, 16), np.float32)) == ["inline"]
+  assert strategies(chain, weights(24, 256, 256), np.ones((64, 256), np.float32)) == ["fence"]
+
+
+def test_few_equations_are_left_alone():
+  ws = weights(6, 4, 4)
+  report = explain(chain, RollOptions())(ws, X)
+  assert not report.rolls and "saves only 20 equations" in report.refusals[0].reason
+
+
+def test_max_copy_bytes_bounds_what_a_scan_copies():
+  ws = weights(24, 4, 4)
+  x = np.ones((20_000, 4), np.float32)  # so that the weights are small beside what is computed
+  def deep(ws, x):
+    for w in ws:
+      x = jnp.tanh(jnp.sin(x @ w) + jnp.cos(x @ w.T)) + x
+    return x
+  assert strategies(deep, ws, x) == ["scan"]
+  assert strategies(deep, ws, x, max_copy_bytes=24 * 64) == ["scan"]
+  assert strategies(deep, ws, x, max_copy_bytes=24 * 64 - 1) == ["fence"]
+  assert strategies(deep, ws, x, optimize_for="run") == ["fence"]
+
+
+def test_convolutions_stay_outside_loops_on_cpu():
+  def f(x):
+    for _ in range(24):
+      x = jnp.tanh(lax.conv(x, jnp.ones((4, 4, 3, 3)) * 0.1, (1, 1), "SAME")).sum(0, keepdims=True) + x
+    return x
+  assert strategies(f, np.ones((1, 4, 64, 64), np.float32)) == ["fence"]
+
+
+def test_random_bits_of_a_fenced_roll_are_drawn_by_a_scan_if_they_are_kept():
+  ws, x, key = weights(24, 256, 256), np.ones((64, 256), np.float32), jax.random.key(0)
+  gradient = jax.grad(lambda ws, x, key: (dropout_chain(ws, x, key) ** 2).sum(), argnums=(0, 1))
+  found = strategies(gradient, ws, x, key)
+  assert found[0] == "scan" and set(found[1:]) == {"fence"}
+  out, expected = (jit(gradient)(ws, x, key) for jit in (roll_jit, jax.jit))
+  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), out, expected)
+
+
+def test_a_fence_copies_no_weights():
+  ws, x = weights(24, 256, 256), np.ones((64, 256), np.float32)
+  temp = [jit(jax.grad(loss)).lower(ws, x).compile().memory_analysis().temp_size_in_bytes
+          for jit in (jax.jit, roll_jit, lambda f: roll_jit(f, roll=RollOptions(strategy="scan")))]
+  stacked = 24 * ws[0].nbytes
+  assert temp[1] < temp[0] + stacked / 4 and temp[2] > temp[1] + stacked / 2
