@@ -134,6 +134,12 @@ def find_rolls(program: Program, options: RollOptions) -> tuple[list[Roll], list
   return sorted(rolls, key=lambda r: r.start), refusals
 
 
+def home(program: Program, first_result: int, result: int) -> int:
+  """The value computed in the stead of a hoisted `result`: an equal one made before the roll, else the first iteration's."""
+  canonical = int(program.canonical[first_result + result])
+  return canonical if canonical < first_result else first_result + result
+
+
 def body_closure(program: Program, roll: Roll, results) -> tuple[frozenset[int], frozenset[int]]:
   """The offsets and the inputs of the body that these results depend on, through the carries too."""
   out_of = (program.out_start[roll.start : roll.start + roll.period + 1] - roll.first_result).tolist()
@@ -330,7 +336,7 @@ class _Dataflow:
         if lag:
           bindings.append(bind(Carry(result, lag, tuple(slots[:lag, k].tolist()))))
         elif int(maker[result]) in hoisted:
-          bindings.append(bind(Const(int(program.canonical[base + result]))))
+          bindings.append(bind(Const(home(program, base, result))))
         elif result in sliced:
           bindings.append(bind(sliced[result]))
         else:

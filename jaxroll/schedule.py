@@ -13,7 +13,7 @@ from collections import defaultdict
 import jax
 
 from jaxroll import compat
-from jaxroll.plan import Carry, Const, Roll, Slices, Xs, body_closure
+from jaxroll.plan import Carry, Const, Roll, Slices, Xs, body_closure, home
 from jaxroll.program import Program, Static
 
 
@@ -136,9 +136,12 @@ class Values:
         for j in offsets:
           self._makers[-1][out_of[j] : out_of[j + 1]] = [maker] * (out_of[j + 1] - out_of[j])
 
+  def _region(self, value: int) -> int:
+    return bisect.bisect_right(self._firsts, value) - 1
+
   def _find(self, value: int) -> tuple[int, int, int] | None:
     """(roll or -1, iteration, body result) of a value made where the rolls are."""
-    region = bisect.bisect_right(self._firsts, value) - 1
+    region = self._region(value)
     if region < 0:
       return None
     roll = self._regions[region]
@@ -148,7 +151,9 @@ class Values:
   def resolve(self, value: int) -> int:
     """The value computed in its stead: a hoisted equation's results are made once."""
     found = self._find(value) if value >= 0 else None
-    return int(self.program.canonical[value]) if found and found[0] < 0 else value
+    if not found or found[0] >= 0:
+      return value
+    return home(self.program, self._firsts[self._region(value)], found[2])
 
   def loop_result(self, value: int) -> tuple[int, int, int] | None:
     """(loop, iteration, body result) of a resolved value that a loop makes, else None."""

@@ -274,3 +274,37 @@ def test_rolled_control_flow_layers():
       x = layer(w, x)
     return x
   assert check_roll(f, WS, X).rolls[0].trip_count >= 5
+
+
+def test_an_invariant_that_equals_a_varying_value_of_the_first_iteration():
+  def f(w, *xs):
+    acc = jnp.ones_like(w)
+    for x in (w, *xs):  # in the first iteration sin(x) and sin(w) are the same
+      acc = acc * jnp.sin(x) + jnp.sin(w)
+    return acc
+  args = [np.float32(i) for i in range(4)]
+  for strategy in STRATEGIES:
+    check_roll(f, *args, rolls=[4], options=forced(strategy), compiled=False)
+
+
+def test_hoisted_equations_read_each_other_and_equal_ones_outside():
+  def f(w, xs):
+    out = [jnp.sin(w)]
+    for x in xs:
+      out.append(jnp.cos(jnp.sin(w)) * x + jnp.sin(jnp.sin(w)))
+    return out
+  check_roll(f, X, [X + i for i in range(5)], compiled=False)
+  def g(x):
+    outs = [jnp.sin(x) * 0.5 for _ in range(4)]
+    for _ in range(4):
+      x = jnp.sin(jnp.cos(x) * 2)
+    return outs, x
+  check_roll(g, X, compiled=False)
+
+
+def test_more_outside_values_than_results():
+  def f(x, y):
+    for i in range(4):
+      x = x * (i + 0.5)
+    return x
+  check_roll(f, X[0], X[1], compiled=False)
