@@ -172,7 +172,14 @@ def _trace_and_roll(fun, options, jit_options, args, kwargs):
   if rolled is traced.closed and len(rolled.jaxpr.eqns) >= _LONG:
     outs = jax.tree.leaves(jax.jit(traced.fun)(*traced.args, **traced.kwargs))  # one equation, not all anew
   else:
-    outs = jax.core.eval_jaxpr(rolled.jaxpr, rolled.consts, *jax.tree.leaves((traced.args, traced.kwargs)))
+    values = jax.tree.leaves((traced.args, traced.kwargs))
+    try:
+      outs = jax.core.eval_jaxpr(rolled.jaxpr, rolled.consts, *values)
+    except (KeyError, NotImplementedError):
+      if rolled is traced.closed:
+        raise
+      # A transformation around this call that has no rule for loops or barriers, such as `jet`.
+      outs = jax.core.eval_jaxpr(traced.closed.jaxpr, traced.closed.consts, *values)
   return traced.unflatten(outs)
 
 

@@ -37,6 +37,8 @@ BY_VALUE = (jax.core.AbstractValue, jax.tree_util.PyTreeDef, np.dtype, jax.shard
 # their tags, names for error messages.
 _OPAQUE = (_linear_util.Store, _linear_util.EqualStore, _private_core.TraceTag, jax.core.Trace, jex_core.DebugInfo)
 
+_WIDE = frozenset(map(np.dtype, ("int64", "uint64", "float64", "complex128")))
+
 _BARRIERS_EXPAND_EARLY = tuple(map(int, jax.__version__.split(".")[:2])) < (0, 11)
 
 jit_p = primitives.jit_p
@@ -55,8 +57,10 @@ def under_jit() -> bool:
 
 
 def is_plain(aval) -> bool:
-  """Whether `aval` is an ordinary array type: no reference, token or float0."""
-  return type(aval) is ShapedArray and aval.dtype != jax.dtypes.float0
+  """Whether `aval` is an ordinary array type: no reference, token or float0, none that JAX would narrow now."""
+  if type(aval) is not ShapedArray or aval.dtype == jax.dtypes.float0:
+    return False
+  return aval.dtype not in _WIDE or jax.config.jax_enable_x64
 
 
 def is_pure(effects) -> bool:
@@ -95,7 +99,7 @@ def splice(eqn: JaxprEqn, fun) -> list[JaxprEqn]:
   rename = {**dict(zip(traced.invars, eqn.invars)), **dict(zip(traced.outvars, eqn.outvars))}
   return [
       t.replace(invars=[a if type(a) is Literal else rename.get(a, a) for a in t.invars],
-                outvars=[rename.get(v, v) for v in t.outvars], source_info=eqn.source_info)
+                outvars=[rename.get(v, v) for v in t.outvars], source_info=eqn.source_info, ctx=eqn.ctx)
       for t in traced.eqns]
 
 

@@ -23,6 +23,8 @@ from jaxroll.work import Work, draws_random_bits, equation_work
 _MIN_SAVED = 60
 # The bytes that a scan may copy, as a part of the bytes that its iterations write.
 _COPIED_PER_WRITTEN = {"balanced": 0.02, "run": 0.0, "compile": float("inf")}
+# From so many iterations on, stacking and scanning compiles faster than fences do.
+_STACKED_TRIPS = 64
 # A scan must save this many equations per operation that stacks or takes apart.
 _SAVED_PER_COPY = 4
 # The bytes of random values that may be drawn before they are needed, as a part of the program's input bytes.
@@ -43,6 +45,7 @@ class Estimate:
     saved: equations that XLA need not compile, nested ones counted.
     copied: bytes stacked or taken apart each time that the program runs.
     operations: how many operations stack or take apart.
+    unread: bytes of stacked results that nothing reads.
     work: what all the iterations do.
     body: equations of an iteration, nested ones counted.
     trips: iterations.
@@ -51,6 +54,7 @@ class Estimate:
   saved: int
   copied: int
   operations: int
+  unread: int
   work: Work
   body: int
   trips: int
@@ -81,24 +85,26 @@ def choose(program: Program, rolls: list[Roll], options: RollOptions, platform: 
     return None, [], refusals
   strategies = ["scan"] * len(kept)
   reasons = ["nothing to copy"] * len(kept)
+  memo: dict = {}
+  inputs = sum(aval_bytes(v.aval) for v in program.jaxpr.invars)
   for round_ in range(_ROUNDS):
     plan = schedule(program, kept, strategies)
     changed = False
     for k, loop in enumerate(plan.loops):
       if loop is None or strategies[k] != "scan":
         continue
-      estimate = estimate_scan(program, loop)
-      strategy, reason = _judge(estimate, options, platform)
+      estimate = estimate_scan(program, loop, memo)
+      strategy, reason = _judge(estimate, inputs, options, platform)
       reasons[k] = "next to rolls that are not scanned, " * (round_ > 0 and strategy == "fence") + reason
       if strategy != "scan" or round_ == _ROUNDS - 1 and changed:
         strategies[k], changed = strategy, True
     if not changed:
       break
-  kept, strategies, reasons = _separate_random(program, plan, kept, strategies, reasons)
+  kept, strategies, reasons = _separate_random(program, plan, kept, strategies, reasons, inputs)
   return schedule(program, kept, strategies), reasons, refusals
 
 
-def _separate_random(program: Program, plan: Schedule, rolls, strategies, reasons):
+def _separate_random(program: Program, plan: Schedule, rolls, strategies, reasons, inputs: int):
   """Splits what draws random bits off the rolls that are not scanned, as scans of their own.
 
   Random-number code is dear to compile, so that one copy of it in a loop pays where
@@ -107,18 +113,31 @@ def _separate_random(program: Program, plan: Schedule, rolls, strategies, reason
   they are read after the roll anyway (by a backward pass), else it must be little.
   """
   out = []
+  memo: dict = {}
+  random: dict = {}
   for k, (roll, strategy, reason) in enumerate(zip(rolls, strategies, reasons)):
     loop = plan.loops[k]
     draws = [] if strategy == "scan" or loop is None else [
-        j for j in loop.offsets if draws_random_bits(program.eqns[roll.start + j])]
+        j for j in loop.offsets if draws_random_bits(program.eqns[roll.start + j], random)]
     results = [q for j in draws for q in _results_of(program, roll, j)]
     split = separate(program, roll, results) if results else None
-    extra = sum(program.nbytes(roll.value(0, q)) * roll.trips for q in results if q not in loop.taken)
-    if split and extra <= _EARLY_PER_INPUT * sum(aval_bytes(v.aval) for v in program.jaxpr.invars):
+    early = sum(program.nbytes(roll.value(0, q)) * roll.trips for q in results if q not in loop.taken)
+    if split and _only_draws(program, split[0], memo, random):
+      early += sum(program.nbytes(v) for s in split[0].inputs if isinstance(s, Xs) for v in s.values if v >= 0)
+    else:
+      split = None
+    if split and early <= _EARLY_PER_INPUT * inputs:
       out += [(split[0], "scan", "random bits, drawn by one loop"), (split[1], strategy, reason)]
     else:
       out.append((roll, strategy, reason))
   return tuple(map(list, zip(*out)))
+
+
+def _only_draws(program: Program, roll: Roll, memo: dict, random: dict) -> bool:
+  """Whether a roll does nothing but draw random numbers: keys, bits, and arithmetic on them."""
+  eqns = [program.eqns[roll.start + j] for j in roll.members]
+  return all(draws_random_bits(e, random) or e.primitive.name.startswith("random_") or not equation_work(e, memo).kernels
+             for e in eqns)
 
 
 def _results_of(program: Program, roll: Roll, offset: int) -> range:
@@ -126,7 +145,7 @@ def _results_of(program: Program, roll: Roll, offset: int) -> range:
   return range(int(first[0]), int(first[1]))
 
 
-def _judge(estimate: Estimate, options: RollOptions, platform: str | None) -> tuple[str, str]:
+def _judge(estimate: Estimate, inputs: int, options: RollOptions, platform: str | None) -> tuple[str, str]:
   """The strategy for a roll, and why."""
   aim = options.optimize_for
   if not estimate.work.kernels and aim != "compile":
@@ -139,6 +158,11 @@ def _judge(estimate: Estimate, options: RollOptions, platform: str | None) -> tu
   if options.max_copy_bytes is not None and estimate.copied > options.max_copy_bytes:
     return aside, f"a scan would copy {human_bytes(estimate.copied)}, more than max_copy_bytes"
   allowed = _COPIED_PER_WRITTEN[aim] * estimate.work.bytes
+  if aim == "compile" and estimate.trips < _STACKED_TRIPS:
+    # Stacks and their slices are kernels, too: with few iterations fences compile faster.
+    allowed = _COPIED_PER_WRITTEN["balanced"] * estimate.work.bytes
+  if estimate.unread > _EARLY_PER_INPUT * inputs and aim != "compile":
+    return aside, f"a scan would keep {human_bytes(estimate.unread)} of results that nothing reads"
   if estimate.copied > allowed:
     return aside, f"a scan would copy {human_bytes(estimate.copied)} beside {human_bytes(estimate.work.bytes)} written"
   if estimate.saved < _SAVED_PER_COPY * estimate.operations:
@@ -146,22 +170,24 @@ def _judge(estimate: Estimate, options: RollOptions, platform: str | None) -> tu
   return "scan", f"copies {human_bytes(estimate.copied)}" if estimate.copied else "nothing to copy"
 
 
-def estimate_scan(program: Program, loop: Loop) -> Estimate:
+def estimate_scan(program: Program, loop: Loop, memo: dict) -> Estimate:
   """What the loop saves and costs as a scan."""
   roll = loop.roll
-  copied = operations = 0
+  copied = operations = unread = 0
   for q, trips in loop.taken.items():
-    copied += program.nbytes(roll.value(0, q)) * len(trips)
+    size = program.nbytes(roll.value(0, q))
+    copied += size * len(trips)
     operations += len(trips)
+    unread += 0 if q in loop.read_whole else size * (roll.trips - len(trips))
   for i, parts in loop.feeds.items():
     if constant_xs(program, roll.inputs[i].values) is None:
       copied += _feed(program, loop, i)[1]
       operations += sum(isinstance(p, One) for p in parts)
   work = Work()
   for j in loop.offsets:
-    work += equation_work(program.eqns[roll.start + j])
+    work += equation_work(program.eqns[roll.start + j], memo)
   size = int(sum(program.sizes[roll.start + j] for j in loop.offsets))
-  return Estimate(size * (roll.trips - 1), copied, operations, work * roll.trips, size, roll.trips)
+  return Estimate(size * (roll.trips - 1), copied, operations, unread, work * roll.trips, size, roll.trips)
 
 
 def record(program: Program, plan: Schedule, k: int, reason: str, depth: int) -> RollRecord:

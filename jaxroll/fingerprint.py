@@ -43,6 +43,8 @@ class StaticOperands:
 
 def _split_slice(params):
   starts, limits = params["start_indices"], params["limit_indices"]
+  if not all(isinstance(i, (int, np.integer)) for i in (*starts, *limits)):
+    return (starts, limits, params["strides"]), ()  # symbolic: compared as it stands
   strides = params["strides"] or (1,) * len(starts)
   return (tuple(b - a for a, b in zip(starts, limits)), tuple(strides)), tuple(starts)
 
@@ -65,7 +67,7 @@ class Fingerprinter:
     self._ids: dict[Hashable, int] = {}
     self._fresh = itertools.count(-1, -1)
     self._avals: dict[Any, tuple[int, int, bool]] = {}
-    self._jaxprs: dict[int, tuple[int, Any]] = {}
+    self._jaxprs: dict[int, tuple[int | None, Any]] = {}
     self._sizes: dict[int, tuple[int, Any]] = {}
 
   def _intern(self, key: Hashable) -> int:
@@ -106,14 +108,15 @@ class Fingerprinter:
     """
     primitive, params = eqn.primitive, eqn.params
     rule = STATIC_OPERANDS.get(primitive)
-    if rule is None:
-      key, statics = self._params(primitive, params), ()
-    else:
-      key, statics = rule.split(params)
+    key, statics = (None, ()) if rule is None else rule.split(params)
     outs = [self.aval(v.aval) for v in eqn.outvars]
-    if (key is None or (eqn.effects and not compat.is_pure(eqn.effects)) or primitive.name in _STATEFUL
-        or not all(a[2] for a in operand_avals) or not all(a[2] for a in outs)):
+    if ((eqn.effects and not compat.is_pure(eqn.effects)) or primitive.name in _STATEFUL
+        or not all([a[2] for a in operand_avals]) or not all([a[2] for a in outs])):
       return self.unique(), statics
+    if rule is None:
+      key = self._params(primitive, params)
+      if key is None:
+        return self.unique(), statics
     key = (primitive, eqn.ctx, key, tuple([a[1] for a in operand_avals]), tuple([a[0] for a in outs]))
     return self._intern(key), statics
 
@@ -124,19 +127,19 @@ class Fingerprinter:
     try:
       cosmetic = _COSMETIC.get(primitive.name, ())
       return tuple([(k, self._value(v)) for k, v in params.items() if k not in cosmetic])
-    except _Incomparable:
+    except (_Incomparable, RecursionError):
       return None
 
   def _value(self, value) -> Hashable:
     kind = type(value)
     if kind in _ATOMS:
-      return value
-    if kind is float:
-      return ("float", repr(value))
+      return (kind, value)
+    if kind is float or kind is complex:
+      return (kind, repr(value))
     if kind is tuple or kind is list:
       return tuple([self._value(v) for v in value])
     if isinstance(value, np.integer):
-      return int(value)
+      return (int, int(value))
     if kind is compat.ClosedJaxpr or kind is compat.Jaxpr:
       return ("jaxpr", self.jaxpr(value))
     if isinstance(value, tuple):  # a named tuple, such as GatherDimensionNumbers
@@ -157,7 +160,13 @@ class Fingerprinter:
     """An id equal for jaxprs that are equal up to renaming, constants by value."""
     found = self._jaxprs.get(id(jaxpr))
     if found is None:
-      found = self._jaxprs[id(jaxpr)] = (self._intern(self._jaxpr_key(jaxpr)), jaxpr)
+      try:
+        key = self._intern(self._jaxpr_key(jaxpr))
+      except _Incomparable:
+        key = None
+      found = self._jaxprs[id(jaxpr)] = (key, jaxpr)
+    if found[0] is None:
+      raise _Incomparable
     return found[0]
 
   def _jaxpr_key(self, closed) -> Hashable:

@@ -20,6 +20,7 @@ import numpy as np
 from jaxroll import compat
 
 _PLAIN = frozenset({int, str, bool, type(None), bytes})
+_ARRAYS = (jax.Array, np.ndarray, np.generic, bool, int, float, complex)
 _MEMO_CELLS = frozenset({"cells", "sentinel"})  # what JAX's memoized thunks keep beside the function
 
 
@@ -54,7 +55,10 @@ class _Keys:
       return ("jaxpr", self.jaxpr_key(value))
     if isinstance(value, compat.BY_VALUE):
       return (kind, value)
-    parts = self.parts(value)
+    try:
+      parts = self.parts(value)
+    except (TypeError, ValueError):  # attributes that can't be sorted, a cell that is still empty
+      parts = None
     if parts is None:
       return Same(value)
     if id(value) in self.entered:
@@ -69,11 +73,13 @@ class _Keys:
     """What a function-like object is made of; None for other objects."""
     if isinstance(value, types.FunctionType):
       code = value.__code__
+      is_memo = code.co_name == "memoized" and (value.__module__ or "").startswith("jax.")
       cells = [] if not value.__closure__ else [
           c.cell_contents for name, c in zip(code.co_freevars, value.__closure__)
-          if not (code.co_name == "memoized" and name in _MEMO_CELLS)]
-      return (Same(code), Same(value.__globals__), *cells, value.__defaults__,
-              tuple(sorted((value.__kwdefaults__ or {}).items())))
+          if not (is_memo and name in _MEMO_CELLS)]
+      attributes = tuple(sorted((k, v) for k, v in value.__dict__.items() if k != "__wrapped__"))
+      return (Same(code), Same(value.__globals__), tuple(cells), value.__defaults__,
+              tuple(sorted((value.__kwdefaults__ or {}).items())), attributes)
     if isinstance(value, types.MethodType):
       return (value.__func__, Same(value.__self__))
     if isinstance(value, functools.partial):
@@ -100,8 +106,8 @@ class Same:
 
 def array_key(value) -> Hashable:
   """A key of an array's bits and dtype; of its identity where it has no bits yet, or many."""
-  if isinstance(value, jax.core.Tracer) or getattr(value, "nbytes", 0) > 1 << 20:
-    return Same(value)
+  if not isinstance(value, _ARRAYS) or isinstance(value, jax.core.Tracer) or getattr(value, "nbytes", 0) > 1 << 20:
+    return Same(value)  # a reference, for one, is no value
   if isinstance(value, jax.Array) and (
       not value.is_fully_addressable or jax.dtypes.issubdtype(value.dtype, jax.dtypes.extended)):
     return Same(value)

@@ -65,7 +65,8 @@ def roll_jaxpr(closed_jaxpr, options: RollOptions | None = None, *, platform: st
   try:
     rolled = run.rewrite(closed_jaxpr, 0)
     if rolled is not closed_jaxpr:
-      _check(closed_jaxpr, rolled, options)
+      with run.stage("check"):
+        _check(closed_jaxpr, rolled, options)
   except Exception as error:  # by intent: no defect of the pass may reach the user as a crash
     if options.is_strict:
       raise

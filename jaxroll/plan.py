@@ -72,8 +72,8 @@ class Roll:
     bindings: per slot of the body, a body result (>= 0) or -1-k for `inputs[k]`.
     inputs: what comes from outside the iteration.
     hoisted: offsets of equations that compute the same in every iteration.
-    members: offsets of the equations that the body holds. The others are hoisted, or `slice`s whose
-      result is an input (`Slices`), or another roll's over the same iterations.
+    members: offsets of the equations that the roll computes. The others are hoisted, or another roll's over
+      the same iterations.
     first_result: value id of the first result of the first iteration.
     results: how many results an iteration has.
   """
@@ -322,12 +322,10 @@ class _Dataflow:
       eqn = start + j
       lo, hi = (int(program.slot_start[e] - program.slot_start[start]) for e in (eqn, eqn + 1))
       first_out = int(program.out_start[eqn] - program.out_start[start])
-      if program.eqns[eqn].primitive is compat.slice_p and j not in hoisted and outside[lo:hi].all():
+      if program.eqns[eqn].primitive is compat.slice_p and outside[lo:hi].all() and first_out not in carried:
         source = self._slices([outer_source(k) for k in range(lo, hi)], program.eqns[eqn])
-        if source and first_out not in carried and not self._read_after(end, base, trips)[first_out]:
-          sliced[first_out] = source
-          bindings += [0] * (hi - lo)  # never read
-          continue
+        if source:
+          sliced[first_out] = source  # the equation stays a member, for what may need its result elsewhere
       for k in range(lo, hi):
         if outside[k]:
           bindings.append(bind(outer_source(k)))
@@ -341,7 +339,7 @@ class _Dataflow:
           bindings.append(bind(sliced[result]))
         else:
           bindings.append(result)
-    members = frozenset(range(period)) - hoisted - {int(maker[q]) for q in sliced}
+    members = frozenset(range(period)) - hoisted
     return Roll(start, period, trips, tuple(bindings), tuple(inputs), frozenset(hoisted), members, base, results)
 
   def _read_after(self, end: int, base: int, trips: int) -> np.ndarray:
@@ -351,6 +349,8 @@ class _Dataflow:
 
   def _slices(self, sources: list[Input], eqn) -> Slices | None:
     """The leading-axis slices that a `slice` equation takes in turn, if it takes such."""
+    if len(sources) < 2:
+      return None  # of a scalar, or with symbolic starts
     array, starts, rest = sources[0], sources[1], sources[2:]
     (sizes, strides), _ = STATIC_OPERANDS[compat.slice_p].split(eqn.params)
     shape = eqn.invars[0].aval.shape

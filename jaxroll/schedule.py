@@ -78,6 +78,7 @@ class Loop:
     ys: body results that a scan stacks, or that a call returns.
     carried_ys: indices of `roll.inputs`, carries whose value at each iteration's start a scan stacks.
     taken: for each of `ys`, the iterations whose value is needed by itself.
+    read_whole: those of `ys` that a later scan reads.
   """
 
   roll: Roll
@@ -92,6 +93,7 @@ class Loop:
   ys: tuple[int, ...]
   carried_ys: tuple[int, ...]
   taken: dict[int, tuple[int, ...]]
+  read_whole: frozenset[int] = frozenset()
 
   @property
   def carried(self) -> frozenset[int]:
@@ -118,6 +120,9 @@ class Schedule:
   needed: frozenset[int]
 
 
+_HOISTED, _NOBODY = -1, -2
+
+
 class Values:
   """Where each value of the program is made, once the rolls are there."""
 
@@ -125,14 +130,14 @@ class Values:
     self.program, self.rolls = program, rolls
     self._firsts: list[int] = []  # per region, the first value that it makes
     self._regions: list[Roll] = []  # per region, one of its rolls
-    self._makers: list[list[int]] = []  # per region and body result, the roll; -1 for a hoisted one
+    self._makers: list[list[int]] = []  # per region and body result, the roll, or `_HOISTED`
     for k, r in enumerate(rolls):
       out_of = (program.out_start[r.start : r.start + r.period + 1] - r.first_result).tolist()
       if not self._firsts or self._firsts[-1] != r.first_result:
         self._firsts.append(r.first_result)
         self._regions.append(r)
-        self._makers.append([k] * r.results)
-      for offsets, maker in ((r.members, k), (r.hoisted, -1)):
+        self._makers.append([_NOBODY] * r.results)
+      for offsets, maker in ((r.members, k), (r.hoisted, _HOISTED)):
         for j in offsets:
           self._makers[-1][out_of[j] : out_of[j + 1]] = [maker] * (out_of[j + 1] - out_of[j])
 
@@ -140,7 +145,7 @@ class Values:
     return bisect.bisect_right(self._firsts, value) - 1
 
   def _find(self, value: int) -> tuple[int, int, int] | None:
-    """(roll or -1, iteration, body result) of a value made where the rolls are."""
+    """(roll or `_HOISTED`, iteration, body result) of a value made where the rolls are."""
     region = self._region(value)
     if region < 0:
       return None
@@ -151,13 +156,15 @@ class Values:
   def resolve(self, value: int) -> int:
     """The value computed in its stead: a hoisted equation's results are made once."""
     found = self._find(value) if value >= 0 else None
-    if not found or found[0] >= 0:
+    if not found or found[0] != _HOISTED:
       return value
     return home(self.program, self._firsts[self._region(value)], found[2])
 
   def loop_result(self, value: int) -> tuple[int, int, int] | None:
     """(loop, iteration, body result) of a resolved value that a loop makes, else None."""
     found = self._find(value) if value >= 0 else None
+    if found and found[0] == _NOBODY:
+      raise AssertionError(f"nothing makes result {found[2]} of the rolls at equation {self._regions[self._region(value)].start}")
     return found if found and found[0] >= 0 else None
 
 
@@ -297,7 +304,7 @@ def _scan(program: Program, rolls, values: Values, scanned: list[bool], reverse:
       i: _parts(roll.inputs[i].values, values, rolls, scanned, reverse, reverse[k])
       for i in inputs if isinstance(roll.inputs[i], Xs) and program.aval(roll.inputs[i].values[0]) is not None}
   return Loop(roll, "scan", reverse[k], offsets, inputs, chains, registers, feeds, tuple(lasts), tuple(ys), carried_ys,
-              {q: tuple(sorted(taken[q])) for q in ys if taken.get(q)})
+              {q: tuple(sorted(taken[q])) for q in ys if taken.get(q)}, frozenset(stacked))
 
 
 def _live_body(program: Program, roll: Roll, roots) -> tuple[tuple[int, ...], tuple[int, ...]]:

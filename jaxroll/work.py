@@ -43,22 +43,25 @@ class Work:
     return Work(*(a * times for a in dataclasses.astuple(self)))
 
 
-def equation_work(eqn) -> Work:
+def equation_work(eqn, memo: dict | None = None) -> Work:
   """The work of one equation, nested jaxprs included; a `while` is taken to run once.
+
+  `memo` keeps the work of nested jaxprs from call to call.
 
   >>> import jax, jax.numpy as jnp
   >>> closed = jax.make_jaxpr(jnp.dot)(jnp.ones((2, 3)), jnp.ones((3, 4)))
   >>> equation_work(closed.eqns[0])
   Work(flops=48, bytes=32, kernels=1, convolutions=0)
   """
+  memo = {} if memo is None else memo
   name, params = eqn.primitive.name, eqn.params
   results = sum(aval_bytes(v.aval) for v in eqn.outvars)
-  inner = [jaxpr_work(j) for j in nested_jaxprs(params)] if params else []
-  if inner and name not in ("scatter", "scatter-add", "scatter_add", "reduce", "reduce_window", "sort"):
+  inner = [] if not params or name in _COMBINING else [jaxpr_work(j, memo) for j in nested_jaxprs(params)]
+  if inner:
     total = Work()
     for w in inner:
       total += w * params.get("length", 1) if name == "scan" else w
-    return total + Work(kernels=0 if name in FUSIBLE or name in ("checkpoint", "remat2", "closed_call") else 1)
+    return total + Work(kernels=0 if name in FUSIBLE or name in _TRANSPARENT else 1)
   out = eqn.outvars[0].aval if eqn.outvars else None
   size = math.prod(d for d in getattr(out, "shape", ()) if isinstance(d, int))
   if name == "dot_general":
@@ -72,15 +75,33 @@ def equation_work(eqn) -> Work:
   return Work(size, results, 0 if name in FUSIBLE else 1)
 
 
-def jaxpr_work(jaxpr) -> Work:
+_TRANSPARENT = frozenset({"checkpoint", "remat2", "closed_call"})
+# Their jaxprs combine two numbers and say nothing of the size of the work.
+_COMBINING = frozenset({"scatter", "scatter-add", "scatter_add", "reduce", "reduce_window", "sort"})
+
+
+def jaxpr_work(jaxpr, memo: dict | None = None) -> Work:
   """The work of a jaxpr, open or closed."""
-  total = Work()
-  for eqn in getattr(jaxpr, "jaxpr", jaxpr).eqns:
-    total += equation_work(eqn)
-  return total
+  memo = {} if memo is None else memo
+  found = memo.get(id(jaxpr))
+  if found is None:
+    total = Work()
+    for eqn in getattr(jaxpr, "jaxpr", jaxpr).eqns:
+      total += equation_work(eqn, memo)
+    found = memo[id(jaxpr)] = (total, jaxpr)
+  return found[0]
 
 
-def draws_random_bits(eqn) -> bool:
+def draws_random_bits(eqn, memo: dict | None = None) -> bool:
   """Whether an equation, or one nested in it, generates random bits."""
-  return eqn.primitive.name in ("random_bits", "threefry2x32") or bool(eqn.params) and any(
-      draws_random_bits(e) for j in nested_jaxprs(eqn.params) for e in getattr(j, "jaxpr", j).eqns)
+  memo = {} if memo is None else memo
+  if eqn.primitive.name in ("random_bits", "threefry2x32"):
+    return True
+  for jaxpr in nested_jaxprs(eqn.params) if eqn.params else ():
+    found = memo.get(id(jaxpr))
+    if found is None:
+      eqns = getattr(jaxpr, "jaxpr", jaxpr).eqns
+      found = memo[id(jaxpr)] = (any([draws_random_bits(e, memo) for e in eqns]), jaxpr)
+    if found[0]:
+      return True
+  return False
