@@ -23,6 +23,8 @@ from jaxroll.work import Work, draws_random_bits, equation_work
 _MIN_SAVED = 60
 # The bytes that a scan may copy, as a part of the bytes that its iterations write.
 _COPIED_PER_WRITTEN = {"balanced": 0.02, "run": 0.0, "compile": float("inf")}
+# Copies of fewer bytes than this stay in a cache: so much more of them may be made.
+_IN_CACHE, _CACHED_FACTOR = 1 << 18, 3
 # From so many iterations on, stacking and scanning compiles faster than fences do.
 _STACKED_TRIPS = 64
 # A scan must save this many equations per operation that stacks or takes apart.
@@ -33,6 +35,7 @@ _EARLY_PER_INPUT = 0.01
 # slow to compile, or of this many seconds' work, which hardly notice it.
 _FENCED_BODY = 40
 _FENCED_SECONDS = 60e-6
+_FENCED_SAVED = 600  # or around any of which there are many, as unrolled recurrences are what XLA is slowest with
 _FLOPS, _BANDWIDTH = 1e10, 5e9  # of a CPU core, roughly
 _ROUNDS = 8
 
@@ -151,17 +154,20 @@ def _judge(estimate: Estimate, inputs: int, options: RollOptions, platform: str 
   if not estimate.work.kernels and aim != "compile":
     return "inline", "the body fuses into one kernel with its neighbours"
   aside = "fence"
-  if estimate.body < _FENCED_BODY and estimate.seconds < _FENCED_SECONDS and aim != "compile":
-    aside = "inline"  # XLA compiles so small a body in no time, and a fence would be felt
+  if (estimate.body < _FENCED_BODY and estimate.seconds < _FENCED_SECONDS and estimate.saved < _FENCED_SAVED
+      and aim != "compile"):
+    aside = "inline"  # XLA compiles so little in no time, and a fence would be felt
   if platform == "cpu" and estimate.work.convolutions and aim != "compile":
     return aside, "on CPU convolutions compile faster outside loops"
   if options.max_copy_bytes is not None and estimate.copied > options.max_copy_bytes:
     return aside, f"a scan would copy {human_bytes(estimate.copied)}, more than max_copy_bytes"
   allowed = _COPIED_PER_WRITTEN[aim] * estimate.work.bytes
+  if aim == "balanced" and estimate.copied < _IN_CACHE:
+    allowed *= _CACHED_FACTOR
   if aim == "compile" and estimate.trips < _STACKED_TRIPS:
     # Stacks and their slices are kernels, too: with few iterations fences compile faster.
     allowed = _COPIED_PER_WRITTEN["balanced"] * estimate.work.bytes
-  if estimate.unread > _EARLY_PER_INPUT * inputs and aim != "compile":
+  if estimate.unread > max(_EARLY_PER_INPUT * inputs, _IN_CACHE) and aim != "compile":
     return aside, f"a scan would keep {human_bytes(estimate.unread)} of results that nothing reads"
   if estimate.copied > allowed:
     return aside, f"a scan would copy {human_bytes(estimate.copied)} beside {human_bytes(estimate.work.bytes)} written"
