@@ -41,7 +41,6 @@ _WIDE = frozenset(map(np.dtype, ("int64", "uint64", "float64", "complex128")))
 
 _BARRIERS_EXPAND_EARLY = tuple(map(int, jax.__version__.split(".")[:2])) < (0, 11)
 
-jit_p = primitives.jit_p
 slice_p = primitives.slice_p
 
 

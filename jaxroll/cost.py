@@ -125,11 +125,9 @@ def _separate_random(program: Program, plan: Schedule, rolls, strategies, reason
     results = [q for j in draws for q in _results_of(program, roll, j)]
     split = separate(program, roll, results) if results else None
     early = sum(program.nbytes(roll.value(0, q)) * roll.trips for q in results if q not in loop.taken)
-    if split and _only_draws(program, split[0], memo, random):
+    if split:
       early += sum(program.nbytes(v) for s in split[0].inputs if isinstance(s, Xs) for v in s.values if v >= 0)
-    else:
-      split = None
-    if split and early <= _EARLY_PER_INPUT * inputs:
+    if split and _only_draws(program, split[0], memo, random) and early <= _EARLY_PER_INPUT * inputs:
       out += [(split[0], "scan", "random bits, drawn by one loop"), (split[1], strategy, reason)]
     else:
       out.append((roll, strategy, reason))

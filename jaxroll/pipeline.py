@@ -17,7 +17,6 @@ from jaxroll.plan import find_rolls
 from jaxroll.program import analyze
 from jaxroll.report import RollReport, Refusal, RollRecord
 from jaxroll.rewrite import evaluate, loop_body
-from jaxroll.schedule import schedule
 
 _MAX_DEPTH = 8
 _RECURSE = frozenset({"jit"})

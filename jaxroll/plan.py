@@ -142,8 +142,8 @@ def home(program: Program, first_result: int, result: int) -> int:
 
 def body_closure(program: Program, roll: Roll, results) -> tuple[frozenset[int], frozenset[int]]:
   """The offsets and the inputs of the body that these results depend on, through the carries too."""
-  out_of = (program.out_start[roll.start : roll.start + roll.period + 1] - roll.first_result).tolist()
-  slot_of = (program.slot_start[roll.start : roll.start + roll.period + 1] - program.slot_start[roll.start]).tolist()
+  out_of = program.result_starts(roll.start, roll.period)
+  slot_of = program.slot_starts(roll.start, roll.period)
   maker = np.repeat(np.arange(roll.period), np.diff(out_of)).tolist()
   offsets: set[int] = set()
   inputs: set[int] = set()
@@ -173,7 +173,7 @@ def separate(program: Program, roll: Roll, results) -> tuple[Roll, Roll] | None:
   first, _ = body_closure(program, roll, results)
   if first >= roll.members:
     return None
-  out_of = (program.out_start[roll.start : roll.start + roll.period + 1] - roll.first_result).tolist()
+  out_of = program.result_starts(roll.start, roll.period)
   made_first = {q for j in first for q in range(out_of[j], out_of[j + 1])}
   inputs: dict[Input, int] = {}
 
@@ -256,9 +256,7 @@ def _consistent_rolls(program: Program, start: int, period: int, trips: int, min
     options = [(flow.consistent_until(a) - a, a) for a in range(at, min(at + 3, trips - min_trip_count + 1))]
     length, first = max(options, key=lambda o: (o[0], -o[1]))
     if length >= min_trip_count:
-      roll = flow.roll(first, length)
-      if roll is not None:
-        rolls.append(roll)
+      rolls.append(flow.roll(first, length))
       at = first + length
     else:
       at += max(1, options[0][0])
@@ -293,7 +291,7 @@ class _Dataflow:
       done, step = rows.stop, step * 2
     return self.trips
 
-  def roll(self, first: int, trips: int) -> Roll | None:
+  def roll(self, first: int, trips: int) -> Roll:
     """The roll of `trips` iterations from iteration `first`, whose dataflow is consistent."""
     program, results, period = self.program, self.results, self.period
     start = self.start + first * period
@@ -369,8 +367,8 @@ class _Dataflow:
     and is not read after the loop: XLA fuses it into its readers.
     """
     program, period = self.program, self.period
-    slot_of = (program.slot_start[start : start + period + 1] - program.slot_start[start]).tolist()
-    out_of = (program.out_start[start : start + period + 1] - program.out_start[start]).tolist()
+    slot_of = program.slot_starts(start, period)
+    out_of = program.result_starts(start, period)
     made = program.canonical[base : base + (end - start) // period * self.results].reshape(-1, self.results)
     invariant = (made == made[0]).all(axis=0)
     read_after = self._read_after(end, base, len(made))

@@ -63,9 +63,13 @@ class Program:
   def jaxpr(self):
     return self.closed.jaxpr
 
-  def producer(self, value: int) -> int:
-    """The equation that a result comes from."""
-    return int(np.searchsorted(self.out_start, value, side="right")) - 1
+  def result_starts(self, start: int, period: int) -> list[int]:
+    """Where each of `period` equations' results start, and the last one's end, counted from the first's."""
+    return (self.out_start[start : start + period + 1] - self.out_start[start]).tolist()
+
+  def slot_starts(self, start: int, period: int) -> list[int]:
+    """The same for their slots."""
+    return (self.slot_start[start : start + period + 1] - self.slot_start[start]).tolist()
 
   def aval(self, value: int):
     """The type of a value; None for a static operand."""

@@ -132,7 +132,7 @@ class Values:
     self._regions: list[Roll] = []  # per region, one of its rolls
     self._makers: list[list[int]] = []  # per region and body result, the roll, or `_HOISTED`
     for k, r in enumerate(rolls):
-      out_of = (program.out_start[r.start : r.start + r.period + 1] - r.first_result).tolist()
+      out_of = program.result_starts(r.start, r.period)
       if not self._firsts or self._firsts[-1] != r.first_result:
         self._firsts.append(r.first_result)
         self._regions.append(r)

@@ -6,7 +6,7 @@ import numpy as np
 
 from jaxroll.fingerprint import Fingerprinter
 from jaxroll.options import RollOptions
-from jaxroll.plan import Carry, Const, Xs, find_rolls, separate
+from jaxroll.plan import Carry, Xs, find_rolls, separate
 from jaxroll.program import analyze
 from jaxroll.schedule import One, schedule
 from programs import chain, dropout_chain, loss, weights
@@ -15,7 +15,7 @@ X = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)
 WS = weights(6, 4, 4)
 
 
-def scheduled(fun, *args, strategy="scan", split=None):
+def scheduled(fun, *args, strategy="scan"):
   program = analyze(jax.make_jaxpr(fun)(*args), Fingerprinter())
   rolls, _ = find_rolls(program, RollOptions(min_body_eqns=1))
   return program, schedule(program, rolls, [strategy] * len(rolls))
@@ -59,8 +59,6 @@ def test_what_only_made_a_loops_xs_is_dropped():
 
 
 def test_a_loop_that_nothing_needs_is_dropped():
-  def f(ws, x):
-    return chain(ws, x).shape[0] + x
   closed = jax.make_jaxpr(lambda ws, x: (chain(ws, x), x))(WS, X)
   closed = closed.replace(jaxpr=closed.jaxpr.replace(outvars=closed.jaxpr.outvars[1:])) if hasattr(closed, "jaxpr") else closed
   program = analyze(closed, Fingerprinter())

@@ -1,6 +1,4 @@
 import jax
-import numpy as np
-import pytest
 
 from jaxroll.where import default_platform, platform_of
 
