@@ -113,8 +113,9 @@ def choose(program: Program, rolls: list[Roll], options: RollOptions, platform: 
         strategies[k], changed = strategy, True
     if not changed:
       break
-  plan = schedule(program, kept, strategies)
-  return _in_segments(program, plan, inputs, memo), reasons, refusals
+  plan = _in_segments(program, schedule(program, kept, strategies), inputs, memo)
+  parts = [loop.segments if loop else 1 for loop in plan.loops]
+  return plan, [r + f", in {n} parts" * (n > 1) for r, n in zip(reasons, parts)], refusals
 
 
 def unscanned(program: Program, plan: Schedule | None) -> np.ndarray:

@@ -65,7 +65,7 @@ def roll_jaxpr(closed_jaxpr, options: RollOptions | None = None, *, platform: st
   try:
     rolled = run.rewrite(closed_jaxpr, 0)
     with run.stage("random"):
-      rolled, count = spell_out(rolled, options.random_bits, run.platform)
+      rolled = run.spell_out(rolled)
     if rolled is not closed_jaxpr:
       with run.stage("check"):
         _check(closed_jaxpr, rolled, options)
@@ -80,7 +80,7 @@ def roll_jaxpr(closed_jaxpr, options: RollOptions | None = None, *, platform: st
   return rolled, RollReport(
       rolls=tuple(run.records), refusals=tuple(run.refusals), eqns_before=before, eqns_after=len(rolled.jaxpr.eqns),
       size_before=distinct_size(closed_jaxpr), size_after=distinct_size(rolled),
-      draws=count, seconds=dict(run.seconds))
+      draws=run.draws, seconds=dict(run.seconds))
 
 
 def _check(closed, rolled, options) -> None:
@@ -101,6 +101,7 @@ class _Pass:
     self.records: list[RollRecord] = []
     self.refusals: list[Refusal] = []
     self.seconds: dict[str, float] = defaultdict(float)
+    self.draws = 0
     self._done: dict[int, tuple] = {}
 
   @contextlib.contextmanager
@@ -156,7 +157,12 @@ class _Pass:
     body = loop_body(program, plan, loop)
     if self.platform == "cpu" and loop.strategy in ("scan", "call"):  # where XLA does not inline the body
       body = canonical_convolutions(body)
-    return body
+    return self.spell_out(body, fenced=False) if loop.strategy == "batch" else body
+
+  def spell_out(self, closed, *, fenced: bool = True):
+    closed, count = spell_out(closed, self.options.random_bits, self.platform, fenced=fenced)
+    self.draws += count
+    return closed
 
   def _nested(self, closed, depth: int):
     """Rolls within the jitted functions that a jaxpr calls."""

@@ -164,36 +164,6 @@ def body_closure(program: Program, roll: Roll, results) -> tuple[frozenset[int],
   return frozenset(offsets), frozenset(inputs)
 
 
-def separate(program: Program, roll: Roll, results) -> tuple[Roll, Roll] | None:
-  """Splits a roll in two over the same iterations: what `results` depend on, and the rest.
-
-  The first can run through all its iterations before the second starts. None if
-  nothing would be left for the second.
-  """
-  first, _ = body_closure(program, roll, results)
-  if first >= roll.members:
-    return None
-  out_of = program.result_starts(roll.start, roll.period)
-  made_first = {q for j in first for q in range(out_of[j], out_of[j + 1])}
-  inputs: dict[Input, int] = {}
-
-  def bind(b: int) -> int:
-    if b >= 0:
-      if b not in made_first:
-        return b
-      source: Input = Xs(tuple(roll.value(t, b) for t in range(roll.trips)))
-    else:
-      source = roll.inputs[-1 - b]
-      if isinstance(source, Carry) and source.result in made_first:
-        source = Xs((*source.inits, *(roll.value(t, source.result) for t in range(roll.trips - source.lag))))
-    return -1 - inputs.setdefault(source, len(inputs))
-
-  bindings = tuple(map(bind, roll.bindings))
-  return (dataclasses.replace(roll, members=first),
-          dataclasses.replace(roll, members=roll.members - first, hoisted=frozenset(), bindings=bindings,
-                              inputs=tuple(inputs)))
-
-
 def _gaps(covered: np.ndarray, run: Run) -> list[tuple[int, int]]:
   """The uncovered stretches within a run."""
   taken = covered[run.start : run.end]

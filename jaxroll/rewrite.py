@@ -240,6 +240,7 @@ class _Evaluation:
       some = xs if loop.segments == 1 else {i: lax.slice_in_dim(x, low, high) for i, x in xs.items()}
       if loop.strategy == "batch":
         carry, (ys, started) = jax.vmap(step, (None, 0), (None, 0))(carry, some)
+        ys = compat.fence(ys, self.platform)  # or each reader would make its part of them anew
       else:
         carry, (ys, started) = lax.scan(step, carry, some, length=high - low, reverse=loop.reverse)
       pieces.append(ys)
@@ -266,7 +267,7 @@ class _Evaluation:
     # Without the fences each slice would fuse into its readers, and slices and readers that are equal but for
     # the slice's offset would be as many different kernels to compile.
     ys, *at = compat.fence([ys, *map(np.int32, indices)], self.platform)
-    return compat.fence(_unstack(ys, at), self.platform)
+    return _unstack(ys, at)
 
   def zero(self, value: int):
     aval = self.program.aval(value)

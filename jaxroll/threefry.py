@@ -25,7 +25,7 @@ _WALKED = {"jit": ("jaxpr",), "scan": ("jaxpr",), "while": ("cond_jaxpr", "body_
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 
 
-def spell_out(closed, mode: str, platform: str | None):
+def spell_out(closed, mode: str, platform: str | None, *, fenced: bool = True):
   """The closed jaxpr with its draws rewritten, and how many were; the same object if none.
 
   Args:
@@ -34,18 +34,20 @@ def spell_out(closed, mode: str, platform: str | None):
       straight-line code on CPU, where JAX's own form is slow: the bits are the same. ``'rbg'``
       draws from XLA's own generator: the bits are others.
     platform: where the program will run.
+    fenced: whether to put fences around each draw, as is best where there are many or where their bits are read
+      more than once.
   """
   if mode == "keep" or (mode == "auto" and platform != "cpu"):
     return closed, 0
-  speller = _Speller(mode, platform)
+  speller = _Speller(mode, (lambda values: compat.fence(values, platform)) if fenced else lambda values: values)
   return speller.walk(closed), speller.count
 
 
 class _Speller:
   """One walk over a jaxpr and those within it."""
 
-  def __init__(self, mode: str, platform: str | None):
-    self.mode, self.platform, self.count = mode, platform, 0
+  def __init__(self, mode: str, fence):
+    self.mode, self.fence, self.count = mode, fence, 0
     self.memo: dict = {}  # by id of a jaxpr; holds both, so that ids stay theirs
     self.shared: dict = {}  # one jitted function per kind of draw, which lowering emits once
 
@@ -98,8 +100,8 @@ class _Speller:
     found = self.shared.get(key)
     if found is None:
       def draw(operands):
-        outs = raw(*compat.fence(operands, self.platform))
-        return compat.fence(list(outs) if isinstance(outs, (tuple, list)) else [outs], self.platform)
+        outs = raw(*self.fence(operands))
+        return self.fence(list(outs) if isinstance(outs, (tuple, list)) else [outs])
 
       draw.__name__ = key[0]
       found = self.shared[key] = jax.jit(draw if self.mode == "rbg" else self._spelled(draw))

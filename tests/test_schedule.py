@@ -6,7 +6,7 @@ import numpy as np
 
 from jaxroll.fingerprint import Fingerprinter
 from jaxroll.options import RollOptions
-from jaxroll.plan import Carry, Xs, find_rolls, separate
+from jaxroll.plan import Carry, Xs, find_rolls
 from jaxroll.program import analyze
 from jaxroll.schedule import One, schedule
 from programs import chain, dropout_chain, loss, weights
@@ -63,17 +63,3 @@ def test_a_loop_that_nothing_needs_is_dropped():
   closed = closed.replace(jaxpr=closed.jaxpr.replace(outvars=closed.jaxpr.outvars[1:])) if hasattr(closed, "jaxpr") else closed
   program = analyze(closed, Fingerprinter())
   assert not program.eqns
-
-
-def test_separate_splits_what_random_bits_depend_on():
-  program = analyze(jax.make_jaxpr(dropout_chain)(WS, X, jax.random.key(0)), Fingerprinter())
-  rolls, _ = find_rolls(program, RollOptions(min_body_eqns=1))
-  roll, = rolls
-  drawn = next(j for j in range(roll.period) if "bernoulli" in str(program.eqns[roll.start + j].params.get("name")))
-  out = int(program.out_start[roll.start + drawn] - roll.first_result)
-  first, second = separate(program, roll, [out])
-  assert drawn in first.members and not first.members & second.members
-  assert first.members | second.members == roll.members
-  assert separate(program, first, [out]) is None
-  plan = schedule(program, [first, second], ["scan", "fence"])
-  assert plan.loops[0].ys == (out,) and plan.loops[0].taken == {out: tuple(range(6))}
