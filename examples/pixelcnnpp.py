@@ -57,7 +57,7 @@ def init_params(key, config: Config) -> dict:
     key, sub = jax.random.split(key)
     return {
         "direction": 0.05 * jax.random.normal(sub, (*kernel, channels_in, channels_out)),
-        "scale": jnp.full(channels_out, scale), "bias": jnp.zeros(channels_out)}
+        "scale": scale * jnp.ones(channels_out), "bias": jnp.zeros(channels_out)}
 
   def block(kernel, skips):
     p = {"first": weight(kernel, 2 * filters, filters), "second": weight(kernel, 2 * filters, 2 * filters, 0.1)}
