@@ -173,7 +173,7 @@ def _equations(jaxpr, fingerprinter: Fingerprinter) -> list:
   What a loop hands on to its next iteration nothing reads after the last one: a key that was split once more.
   Without the equations that make it, the last iteration would not be like the others.
   """
-  live = {id(e) for e in _live_equations(jaxpr)}
+  live = {id(e) for e in live_equations(jaxpr)}
   dead = [e for e in jaxpr.eqns
           if id(e) not in live and sum(aval_bytes(v.aval) for v in e.outvars) <= _SMALL_BYTES]
   primitives = {e.primitive for e in dead}
@@ -196,7 +196,7 @@ def _equations(jaxpr, fingerprinter: Fingerprinter) -> list:
   return kept
 
 
-def _live_equations(jaxpr) -> list:
+def live_equations(jaxpr) -> list:
   """The equations that a result or an effect depends on, in order."""
   literal_type = compat.Literal
   needed = {a for a in jaxpr.outvars if type(a) is not literal_type}
