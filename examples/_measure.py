@@ -21,7 +21,8 @@ import jax
 import numpy as np
 
 import jaxroll
-from jaxroll.options import STRATEGIES
+from jaxroll.fingerprint import distinct_size
+from jaxroll.options import AIMS, STRATEGIES
 
 JITS = {"jax": "jax.jit", "roll": "roll_jit"}
 STAGES = ("trace", "pass", "lower", "compile")
@@ -35,6 +36,8 @@ def add_options(parser) -> None:
                           "and compare them")
   group.add_argument("--strategy", choices=STRATEGIES, default="auto",
                      help="how roll_jit rewrites repeated code, see jaxroll.RollOptions")
+  group.add_argument("--optimize-for", choices=AIMS, default="balanced",
+                     help="what roll_jit aims at where the strategy is 'auto', see jaxroll.RollOptions")
   group.add_argument("--json", metavar="FILE", help="also write everything that was measured to this file")
 
 
@@ -44,7 +47,7 @@ class Run:
 
   Attributes:
     jit: 'jax' or 'roll'.
-    strategy: the strategy of 'roll'.
+    strategy, optimize_for: the options of 'roll'.
     about: the example's size, in words.
     machine: JAX's version and the device.
     wall, cpu: seconds per stage of compilation. Tracing is split in two: 'trace' is the user's function, 'pass' all
@@ -58,6 +61,7 @@ class Run:
 
   jit: str
   strategy: str = "auto"
+  optimize_for: str = "balanced"
   about: str = ""
   machine: str = ""
   wall: dict[str, float] = dataclasses.field(default_factory=dict)
@@ -77,7 +81,8 @@ class Run:
     """`fun` under this run's jit."""
     if self.jit == "jax":
       return jax.jit(fun, **jit_options)
-    return jaxroll.roll_jit(fun, roll=jaxroll.RollOptions(strategy=self.strategy), **jit_options)
+    options = jaxroll.RollOptions(strategy=self.strategy, optimize_for=self.optimize_for)
+    return jaxroll.roll_jit(fun, roll=options, **jit_options)
 
   def compile(self, fun, *args, **jit_options):
     """`fun`, compiled for these arguments, with every stage timed."""
@@ -147,6 +152,19 @@ def ticking(label: str):
     over.set()
     ticker.join()
   show("    \n" if terminal else "\n")
+
+
+def count_program(jitted, *args) -> tuple[int, int, int, int]:
+  """How long a jitted function's program is for these arguments, without compiling it.
+
+  Returns:
+    Its equations at top level, all equations with nested ones (code that is shared once), lines of the printed jaxpr,
+    and lines of StableHLO.
+  """
+  traced = jitted.trace(*args)
+  closed = traced.jaxpr
+  lines = [len(text.splitlines()) for text in (str(closed), traced.lower().as_text())]
+  return len(closed.jaxpr.eqns), distinct_size(closed), *lines
 
 
 def run_each(script: str, arguments: list[str]) -> list[Run]:

@@ -199,7 +199,7 @@ def main(arguments: list[str] | None = None) -> None:
   if args.jit == "both":
     runs = _measure.run_each(__file__, arguments)
   else:
-    runs = [train(_measure.Run(args.jit, args.strategy), args, config, text)]
+    runs = [train(_measure.Run(args.jit, args.strategy, args.optimize_for), args, config, text)]
   if args.json:
     _measure.save(args.json, runs)
   _measure.print_runs(runs)

@@ -15,7 +15,7 @@ import numpy as np
 
 from jaxroll import compat
 from jaxroll.fingerprint import nested_jaxprs
-from jaxroll.program import Program
+from jaxroll.program import Program, live_equations
 from jaxroll.work import FUSIBLE, draws_random_bits
 
 # Key derivations have small values; anything bigger on a draw's way is not a key.
@@ -61,7 +61,11 @@ def gather(program: Program, loose, min_trip_count: int):
   chosen = [g for g in groups.values() if len(g) >= min_trip_count]
   if not chosen:
     return None
-  keys = walk.derivations(c[0] for g in chosen for c in g)
+  live = set(map(id, live_equations(program.jaxpr)))
+  unread = [e for e in np.flatnonzero(loose).tolist()
+            if id(program.eqns[e]) not in live and walk.is_free(e) and walk.is_early(e)]
+  # Keys that nothing reads are where others derive keys that are read: they must not stay behind.
+  keys = walk.derivations(c[0] for g in chosen for c in g) | walk.derivations(unread) | set(unread)
   first = sorted(keys)
   for group in chosen:
     for cluster in group:

@@ -3,12 +3,13 @@
 Every value has an integer id. Results of equations are numbered from 0 in trace
 order; values from outside (inputs, constants, literals, static operands) have
 negative ids, equal ones the same: constants and literals are unified by value.
-Dead equations are left out.
+Dead equations are left out, but for small ones that make an iteration like the others.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,8 @@ import numpy as np
 from jaxroll import compat
 from jaxroll.fingerprint import Fingerprinter
 from jaxroll.functions import array_key
+
+_SMALL_BYTES = 1 << 10  # of a dead equation's results, for it to be kept
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +34,7 @@ class Program:
 
   Attributes:
     closed: the jaxpr.
-    eqns: its live equations, in trace order.
+    eqns: its equations that are not left out, in trace order.
     fingerprints: int64[n], negative for equations that match no other.
     sizes: int64[n], equations counted with nested ones.
     slots: value ids of all operands, then static operands, equation by equation.
@@ -97,7 +100,7 @@ def aval_bytes(aval) -> int:
 def analyze(closed, fingerprinter: Fingerprinter) -> Program:
   """Numbers and fingerprints a closed jaxpr's live equations, in one walk."""
   jaxpr = closed.jaxpr
-  eqns = _live_equations(jaxpr)
+  eqns = _equations(jaxpr, fingerprinter)
   ids: dict[Any, int] = {}
   avals: dict[int, tuple] = {}
   outer: list[Any] = []
@@ -164,7 +167,36 @@ def analyze(closed, fingerprinter: Fingerprinter) -> Program:
       canonical=canonical, first_use=first_use, last_use=last_use)
 
 
-def _live_equations(jaxpr) -> list:
+def _equations(jaxpr, fingerprinter: Fingerprinter) -> list:
+  """The live equations, and small dead ones that occur at least twice as often live, in order.
+
+  What a loop hands on to its next iteration nothing reads after the last one: a key that was split once more.
+  Without the equations that make it, the last iteration would not be like the others.
+  """
+  live = {id(e) for e in live_equations(jaxpr)}
+  dead = [e for e in jaxpr.eqns
+          if id(e) not in live and sum(aval_bytes(v.aval) for v in e.outvars) <= _SMALL_BYTES]
+  primitives = {e.primitive for e in dead}
+
+  def kind(eqn) -> int:
+    return fingerprinter.equation(eqn, [fingerprinter.aval(a.aval) for a in eqn.invars])[0]
+
+  kinds = {id(e): kind(e) for e in dead}
+  often = Counter(kind(e) for e in jaxpr.eqns if id(e) in live and e.primitive in primitives)
+  often.subtract({k: 2 * n for k, n in Counter(kinds.values()).items()})
+  left_out: set[Any] = set()
+  kept = []
+  for eqn in jaxpr.eqns:
+    repeats = kinds.get(id(eqn), -1) >= 0 and often[kinds[id(eqn)]] >= 0
+    if id(eqn) in live or repeats and left_out.isdisjoint(
+        [a for a in eqn.invars if type(a) is not compat.Literal]):
+      kept.append(eqn)
+    else:
+      left_out.update(eqn.outvars)
+  return kept
+
+
+def live_equations(jaxpr) -> list:
   """The equations that a result or an effect depends on, in order."""
   literal_type = compat.Literal
   needed = {a for a in jaxpr.outvars if type(a) is not literal_type}

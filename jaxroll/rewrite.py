@@ -7,6 +7,7 @@ through `jax.lax.scan`, or as calls of a `jax.jit`ted function.
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Callable
 
 import jax
@@ -19,6 +20,8 @@ from jaxroll.fingerprint import STATIC_OPERANDS
 from jaxroll.plan import Carry, Const, Slices, Xs
 from jaxroll.program import Program, Static
 from jaxroll.schedule import STACKING, Loop, One, Part, Schedule, Source, Woven
+
+_FUSED_PARTS = 8  # XLA:CPU leaves longer concatenations alone
 
 Transform = Callable[[Any], Any]
 
@@ -264,10 +267,7 @@ class _Evaluation:
   def take_apart(self, ys, indices: list[int]) -> list:
     if len(indices) <= 2:
       return [lax.index_in_dim(ys, i, 0, keepdims=False) for i in indices]
-    # Without the fences each slice would fuse into its readers, and slices and readers that are equal but for
-    # the slice's offset would be as many different kernels to compile.
-    ys, *at = compat.fence([ys, *map(np.int32, indices)], self.platform)
-    return _unstack(ys, at)
+    return _unstack(ys, tuple(indices), self.platform)
 
   def zero(self, value: int):
     aval = self.program.aval(value)
@@ -300,10 +300,10 @@ class _Evaluation:
     if len(parts) == 1 and isinstance(parts[0], Part):
       return self.part(parts[0])
     if len(parts) == 1 and isinstance(parts[0], Woven):
-      columns = _stack(*[self.part(p) for p in parts[0].parts])
+      columns = _stack([self.part(p) for p in parts[0].parts], self.platform)
       return lax.collapse(jnp.swapaxes(columns, 0, 1), 0, 2)
     if all(isinstance(p, One) for p in parts):
-      return _stack(*[self.array(p.value) for p in parts])
+      return _stack([self.array(p.value) for p in parts], self.platform)
     pieces = [
         self.part(p) if isinstance(p, Part) else lax.expand_dims(self.array(p.value), (0,)) for p in parts]
     return lax.concatenate(pieces, 0)
@@ -342,17 +342,28 @@ def _strong(x):
   return lax.convert_element_type(x, x.dtype) if _weak(x) else x
 
 
-@jax.jit
-def _stack(*parts):
-  return jnp.stack(parts)
+@functools.partial(jax.jit, static_argnums=1)
+def _stack(arrays, platform):
+  rows = [lax.expand_dims(a, (0,)) for a in arrays]
+  if platform == "cpu" and len(rows) <= _FUSED_PARTS:
+    # Fused with what makes or shapes its operands, a concatenation compiles to elementwise code, several times as
+    # much as the copies that it is by itself.
+    rows = compat.fence(rows, platform)
+  return lax.concatenate(rows, 0)
 
 
 _stack.__wrapped__.__name__ = "stack"
 
 
-@jax.jit
-def _unstack(stacked, indices):
-  return [lax.dynamic_index_in_dim(stacked, i, 0, keepdims=False) for i in indices]
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def _unstack(stacked, indices, platform):
+  # Slices and their readers that are equal but for the slice's offset would be as many different kernels to
+  # compile: behind the fence XLA does not know the offsets.
+  stacked, *at = compat.fence([stacked, *map(np.int32, indices)], platform)
+  return [lax.dynamic_index_in_dim(stacked, i, 0, keepdims=False) for i in at]
+
+
+_unstack.__wrapped__.__name__ = "unstack"
 
 
 def _slices(array, starts: tuple[int, ...]):
