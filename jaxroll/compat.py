@@ -11,8 +11,11 @@ import os
 import jax
 import numpy as np
 import jax.extend.source_info_util as source_info_util
+from jax._src import config as _private_config
 from jax._src import core as _private_core
 from jax._src import linear_util as _linear_util
+from jax._src import mesh as _private_mesh
+from jax._src import shard_map as _private_shard_map
 from jax._src import source_info_util as _private_source_info
 from jax._src import traceback_util as _private_traceback
 from jax._src import util as _private_util
@@ -70,9 +73,12 @@ def is_pure(effects) -> bool:
   return all(type(effect).__name__ == "NamedAxisEffect" for effect in effects)
 
 
-def is_high(closed: ClosedJaxpr) -> bool:
-  """Whether the jaxpr is of high-level (not yet lowered) types, which the pass leaves alone."""
-  return bool(getattr(closed.jaxpr, "is_high", False))
+def is_rewritable(jaxpr: Jaxpr | ClosedJaxpr) -> bool:
+  """Whether a jaxpr can be traced anew as it is: no high-level types, references, nor types that JAX would narrow now."""
+  jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
+  avals = [v.aval for v in (*jaxpr.invars, *jaxpr.constvars, *jaxpr.outvars)]
+  return not getattr(jaxpr, "is_high", False) and all(
+      [is_plain(a) or getattr(a, "dtype", None) == jax.dtypes.float0 for a in avals])
 
 
 def open_jaxpr(jaxpr: Jaxpr, invars, outvars, eqns) -> Jaxpr:
@@ -128,6 +134,36 @@ def replace_eqns(closed: ClosedJaxpr, eqns) -> ClosedJaxpr:
   if ClosedJaxpr is Jaxpr:
     return closed.replace(eqns=list(eqns))
   return ClosedJaxpr(closed.jaxpr.replace(eqns=list(eqns)), closed.consts)
+
+
+def as_closed(jaxpr) -> ClosedJaxpr:
+  """A jaxpr, closed or without constants, as a closed one."""
+  return jaxpr if type(jaxpr) is ClosedJaxpr else close(jaxpr)
+
+
+def as_function(closed: ClosedJaxpr):
+  return jex_core.jaxpr_as_fun(closed)
+
+
+def in_place_of(old, new: ClosedJaxpr):
+  """The closed jaxpr `new` as the kind of jaxpr that `old` is, and under its names."""
+  named = new.jaxpr.replace(debug_info=getattr(old, "jaxpr", old).debug_info)
+  if ClosedJaxpr is Jaxpr or type(old) is Jaxpr:
+    return named
+  return ClosedJaxpr(named, new.consts)
+
+
+@contextlib.contextmanager
+def nested_context(eqn: JaxprEqn):
+  """Where the jaxprs that an equation holds may be traced: within a `shard_map`, under its mesh and axes."""
+  if eqn.primitive.name != "shard_map":
+    yield
+    return
+  mesh, axes = eqn.params["mesh"], eqn.params["newly_manual_axes"]
+  with (_private_shard_map._extend_axis_env(mesh, axes),
+        _private_mesh.use_abstract_mesh(_private_shard_map._as_manual_mesh(mesh, axes)),
+        _private_config._check_vma(eqn.params["check_vma"])):
+    yield
 
 
 def is_opaque(value) -> bool:

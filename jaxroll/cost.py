@@ -40,6 +40,12 @@ _FLOPS, _BANDWIDTH = 1e10, 5e9  # of a CPU core, roughly
 _ROUNDS = 8
 
 
+def least_size(options: RollOptions) -> int:
+  """How many equations, nested ones counted, a jaxpr has at least if anything in it is to be rolled."""
+  least = options.min_trip_count * options.min_body_eqns
+  return max(least, _MIN_SAVED) if options.strategy == "auto" else least
+
+
 @dataclasses.dataclass(frozen=True)
 class Estimate:
   """What a roll saves and costs, if scanned.

@@ -169,6 +169,13 @@ class Fingerprinter:
       raise _Incomparable
     return found[0]
 
+  def find(self, jaxpr) -> int | None:
+    """The same id, or None if the jaxpr can't be compared."""
+    try:
+      return self.jaxpr(jaxpr)
+    except (_Incomparable, RecursionError):
+      return None
+
   def _jaxpr_key(self, closed) -> Hashable:
     jaxpr = getattr(closed, "jaxpr", closed)
     consts = getattr(closed, "consts", ())
@@ -196,9 +203,10 @@ class Fingerprinter:
     """How many equations `eqn` stands for, nested ones counted."""
     if not eqn.params:
       return 1
-    return 1 + sum(self._jaxpr_size(j) for j in nested_jaxprs(eqn.params))
+    return 1 + sum(self.jaxpr_size(j) for j in nested_jaxprs(eqn.params))
 
-  def _jaxpr_size(self, jaxpr) -> int:
+  def jaxpr_size(self, jaxpr) -> int:
+    """How many equations a jaxpr has, nested ones counted."""
     found = self._sizes.get(id(jaxpr))
     if found is None:
       found = self._sizes[id(jaxpr)] = (sum(self.size(e) for e in getattr(jaxpr, "jaxpr", jaxpr).eqns), jaxpr)

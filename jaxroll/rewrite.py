@@ -24,13 +24,14 @@ from jaxroll.schedule import Loop, One, Part, Schedule
 Transform = Callable[[Any], Any]
 
 
-def evaluate(program: Program, schedule: Schedule, bodies: list, platform: str | None, args) -> list:
+def evaluate(program: Program, schedule: Schedule, bodies: list, functions: dict, platform: str | None, args) -> list:
   """The program's results for these arguments, computed by the schedule.
 
-  `bodies` holds each loop's body as a closed jaxpr, from `loop_body`; `platform` is
-  where the program will run, None if that is not known.
+  `bodies` holds each loop's body as a closed jaxpr, from `loop_body`; `functions`, what
+  was made of bodies that are called, so that loops with the same body call the same
+  function; `platform` is where the program will run, None if that is not known.
   """
-  return _Evaluation(program, schedule, bodies, platform, args).run()
+  return _Evaluation(program, schedule, bodies, functions, platform, args).run()
 
 
 def loop_body(program: Program, schedule: Schedule, loop: Loop):
@@ -106,8 +107,8 @@ def _body_equations(program: Program, roll, j: int, of_input, named) -> list:
 class _Evaluation:
   """One walk over a schedule's steps, with the values made so far."""
 
-  def __init__(self, program: Program, schedule: Schedule, bodies, platform, args):
-    self.program, self.schedule, self.bodies, self.platform = program, schedule, bodies, platform
+  def __init__(self, program: Program, schedule: Schedule, bodies, functions, platform, args):
+    self.program, self.schedule, self.bodies, self.functions, self.platform = program, schedule, bodies, functions, platform
     self.outer = dict(zip(program.jaxpr.constvars, program.closed.consts))
     self.outer.update(zip(program.jaxpr.invars, args))
     self.made: dict[int, Any] = {}  # by resolved value
@@ -182,18 +183,24 @@ class _Evaluation:
   def calls(self, loop: Loop, body) -> None:
     """One call per iteration of one function, which lowering emits once."""
     roll = loop.roll
-
-    def call(*args):
-      return [_strong(o) for o in jax.core.eval_jaxpr(body.jaxpr, body.consts, *args)]
-
-    call.__name__ = loop.strategy + "_body"
-    call = compat.out_of_line(call) if loop.strategy == "call" else jax.jit(call)
+    call = self.function(loop.strategy, body)
     carried = [q for q in loop.ys if q in loop.carried]
     for trip in range(roll.trips):
       outs = dict(zip(loop.ys, call(*[self.argument(loop, roll.inputs[i], trip) for i in loop.inputs])))
       if loop.strategy == "fence" and carried:
         outs.update(zip(carried, compat.fence([outs[q] for q in carried], self.platform)))
       self.made.update((roll.value(trip, q), value) for q, value in outs.items())
+
+  def function(self, strategy: str, body) -> Callable:
+    """The body as a function that JAX calls, not evaluates."""
+    key = id(body), strategy
+    if key not in self.functions:
+      def call(*args):
+        return [_strong(o) for o in jax.core.eval_jaxpr(body.jaxpr, body.consts, *args)]
+
+      call.__name__ = strategy + "_body"
+      self.functions[key] = compat.out_of_line(call) if strategy == "call" else jax.jit(call)
+    return self.functions[key]
 
   def argument(self, loop: Loop, source, trip: int):
     """An input of the body in iteration `trip` of a roll that is not scanned."""
