@@ -12,11 +12,12 @@ import dataclasses
 
 from jaxroll import compat
 from jaxroll.options import RollOptions
+from jaxroll.parts import One, Part, Pieces
 from jaxroll.plan import Carry, Const, Roll, Slices, Xs, separate
 from jaxroll.program import Program, aval_bytes
 from jaxroll.report import Refusal, RollRecord, human_bytes
 from jaxroll.rewrite import constant_xs, is_indexed
-from jaxroll.schedule import Loop, One, Part, Schedule, schedule
+from jaxroll.schedule import Loop, Schedule, schedule
 from jaxroll.work import Work, draws_random_bits, equation_work
 
 # Rolls that save fewer equations are left alone: what XLA compiles in no time needs no help.
@@ -233,6 +234,8 @@ def _feed(program: Program, loop: Loop, i: int) -> tuple[str, int]:
     return "constants", 0
   parts = loop.feeds[i]
   size = program.nbytes(source.values[0]) * loop.roll.trips
+  if isinstance(parts[0], Pieces):
+    return "slice", 0
   if len(parts) == 1 and isinstance(parts[0], Part):
     return ("indexed ys" if is_indexed(parts) else "ys"), 0
   return ("stack" if all(isinstance(p, One) for p in parts) else "ys part"), size

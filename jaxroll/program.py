@@ -71,6 +71,10 @@ class Program:
     """The same for their slots."""
     return (self.slot_start[start : start + period + 1] - self.slot_start[start]).tolist()
 
+  def maker(self, value: int) -> int | None:
+    """The equation that makes a value; None for one from outside."""
+    return int(np.searchsorted(self.out_start, value, "right")) - 1 if value >= 0 else None
+
   def aval(self, value: int):
     """The type of a value; None for a static operand."""
     if value >= 0:

@@ -8,6 +8,8 @@ through `jax.lax.scan`, or as calls of a `jax.jit`ted function.
 from __future__ import annotations
 
 import functools
+import itertools
+import math
 from typing import Any, Callable
 
 import jax
@@ -17,9 +19,10 @@ from jax import lax
 
 from jaxroll import compat
 from jaxroll.fingerprint import STATIC_OPERANDS
+from jaxroll.parts import One, Part, Pieces
 from jaxroll.plan import Carry, Const, Slices, Xs
 from jaxroll.program import Program, Static
-from jaxroll.schedule import Loop, One, Part, Schedule
+from jaxroll.schedule import Loop, Schedule
 
 Transform = Callable[[Any], Any]
 
@@ -120,7 +123,12 @@ class _Evaluation:
       if isinstance(step, int):
         self.loop(step)
       else:
-        self.equations(step)
+        for is_collected, group in itertools.groupby(step, self.schedule.collected.__contains__):
+          if is_collected:
+            for e in group:
+              self.collect(e)
+          else:
+            self.equations(tuple(group))
     return [self.result(v, a) for v, a in zip(self.program.results, self.program.jaxpr.outvars)]
 
   def read(self, value: int) -> Any:
@@ -172,6 +180,26 @@ class _Evaluation:
     variables = [named.get(v, program.out_vars[v]) for v in outs]
     jaxpr = compat.open_jaxpr(program.jaxpr, inputs, variables, eqns)
     self.made.update(zip(outs, jax.core.eval_jaxpr(jaxpr, (), *inputs.values())))
+
+  def collect(self, e: int) -> None:
+    """An equation that puts values together along an axis, from the arrays in which they lie together."""
+    eqn = self.program.eqns[e]
+    is_stack = eqn.primitive.name == "stack"
+    axis = eqn.params["axis" if is_stack else "dimension"]
+    shape = eqn.outvars[0].aval.shape
+    before, after = shape[:axis], shape[axis + 1 :]
+    arrays = []
+    for part in self.schedule.collected[e]:
+      if isinstance(part, One):
+        array = self.array(part.value)
+        arrays.append(lax.expand_dims(array, (axis,)) if is_stack else array)
+        continue
+      array = self.part(part)
+      length = array.size // (part.count * math.prod(before + after))  # of an element, along the axis
+      element = (*before, *after) if length == 1 else (*before, length, *after)
+      array = jnp.moveaxis(_reshaped(array, (part.count, *element)), 0, axis)
+      arrays.append(_reshaped(array, (*before, part.count * length, *after)))
+    self.made[int(self.program.out_start[e])] = arrays[0] if len(arrays) == 1 else lax.concatenate(arrays, axis)
 
   def loop(self, k: int) -> None:
     loop = self.schedule.loops[k]
@@ -234,7 +262,7 @@ class _Evaluation:
         if isinstance(source, Carry):
           chain, lag = loop.registers[i]
           return registers[chain][lag - 1]
-        return x[i] if indexed[i] is None else lax.dynamic_index_in_dim(indexed[i], x[i], 0, keepdims=False)
+        return x[i] if indexed[i] is None else indexed[i](x[i])
       outs = jax.core.eval_jaxpr(
           body.jaxpr, body.consts, *[argument(i, s) for i, s in zip(loop.inputs, order)])
       outs = [_strong(o) for o in outs]
@@ -269,7 +297,7 @@ class _Evaluation:
     return lax.full(aval.shape, 0, aval.dtype)
 
   def xs(self, loop: Loop, i: int):
-    """The xs of an input, and the array that they index; None where they are the input itself."""
+    """The xs of an input, and how the input is read with an element of it; None where that is the input itself."""
     source = loop.roll.inputs[i]
     if isinstance(source, Slices):
       starts = source.starts[::-1] if loop.reverse else source.starts
@@ -280,18 +308,41 @@ class _Evaluation:
     ordered = source.values[::-1] if loop.reverse else source.values
     constants = constant_xs(self.program, ordered)
     if constants is not None:
-      return constants, None
+      return self.sequence(constants), None
     parts = loop.feeds[i]
     if is_indexed(parts):
-      part, = parts
-      indices = np.arange(part.count, dtype=np.int32) * np.int32(part.step) + np.int32(part.first)
-      return indices, self.stacks[part.loop, part.result]
+      return self.indexed(parts[0])
     if parts not in self.stacked:
       self.stacked[parts] = self.assemble(parts)
     return self.stacked[parts], None
 
-  def assemble(self, parts: tuple[Part | One, ...]):
+  def indexed(self, part: Part | Pieces):
+    """Indices as xs, and what reads the element at one of them."""
+    if isinstance(part, Part):
+      array = self.stacks[part.loop, part.result]
+      indices = np.arange(part.count, dtype=np.int32) * np.int32(part.step) + np.int32(part.first)
+      return self.sequence(indices), lambda k: lax.dynamic_index_in_dim(array, k, 0, keepdims=False)
+    array = self.array(part.value)
+    size = array.shape[part.axis] // part.available
+    return (self.sequence(np.asarray(part.indices, np.int32) * np.int32(size)),
+            lambda k: _reshaped(lax.dynamic_slice_in_dim(array, k, size, part.axis), part.shape))
+
+  def sequence(self, constants: np.ndarray):
+    """The constants; computed, if they are integers in even steps."""
+    if constants.dtype != np.int32 or constants.ndim != 1 or len(constants) < 3 or len(set(np.diff(constants).tolist())) > 1:
+      return constants
+    first, step = int(constants[0]), int(constants[1] - constants[0])
+    key = ("sequence", len(constants), first, step)
+    if key not in self.stacked:
+      array = lax.iota(np.int32, len(constants))
+      array = array if step == 1 else array * np.int32(step)
+      self.stacked[key] = array if first == 0 else array + np.int32(first)
+    return self.stacked[key]
+
+  def assemble(self, parts: tuple[Part | Pieces | One, ...]):
     """An array whose leading axis runs through the parts."""
+    if isinstance(parts[0], Pieces):
+      return _reshaped(self.array(parts[0].value), (parts[0].available, *parts[0].shape))
     if len(parts) == 1 and isinstance(parts[0], Part):
       return self.part(parts[0])
     if all(isinstance(p, One) for p in parts):
@@ -309,9 +360,13 @@ class _Evaluation:
     return lax.rev(ys, (0,)) if part.step < 0 else ys
 
 
-def is_indexed(parts: tuple[Part | One, ...]) -> bool:
-  """Whether an xs is better read in the body, element by element, than cut out of an earlier loop's ys."""
-  return len(parts) == 1 and isinstance(parts[0], Part) and not parts[0].is_whole
+def is_indexed(parts: tuple[Part | Pieces | One, ...]) -> bool:
+  """Whether an xs is better read in the body, element by element, than cut out of the array where it lies."""
+  return len(parts) == 1 and isinstance(parts[0], (Part, Pieces)) and not parts[0].is_whole
+
+
+def _reshaped(array, shape):
+  return array if array.shape == tuple(shape) else lax.reshape(array, shape)
 
 
 def constant_xs(program: Program, values) -> np.ndarray | None:
