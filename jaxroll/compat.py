@@ -20,6 +20,7 @@ from jax._src import source_info_util as _private_source_info
 from jax._src import traceback_util as _private_traceback
 from jax._src import util as _private_util
 from jax._src.interpreters import batching as _batching
+from jax._src.sharding_impls import UNSPECIFIED as _UNSPECIFIED
 from jax.experimental.xla_metadata import set_xla_metadata
 from jax.extend import core as jex_core
 from jax.extend.core import primitives
@@ -45,6 +46,7 @@ _WIDE = frozenset(map(np.dtype, ("int64", "uint64", "float64", "complex128")))
 _BARRIERS_EXPAND_EARLY = tuple(map(int, jax.__version__.split(".")[:2])) < (0, 11)
 
 slice_p = primitives.slice_p
+pad_p = primitives.pad_p
 
 
 def hide_frames(directory: str) -> None:
@@ -81,6 +83,18 @@ def is_rewritable(jaxpr: Jaxpr | ClosedJaxpr) -> bool:
       [is_plain(a) or getattr(a, "dtype", None) == jax.dtypes.float0 for a in avals])
 
 
+def as_constant(value) -> np.ndarray | None:
+  """The value as a NumPy array; None if it is an array that has a place, or a type, of its own."""
+  if isinstance(value, int):
+    return np.asarray(value, np.int32)
+  if not isinstance(value, jax.Array):
+    return np.asarray(value)
+  if isinstance(value, jax.core.Tracer) or getattr(value, "committed", True) or jax.dtypes.issubdtype(
+      value.dtype, jax.dtypes.extended):
+    return None
+  return np.asarray(value)
+
+
 def open_jaxpr(jaxpr: Jaxpr, invars, outvars, eqns) -> Jaxpr:
   """A constant-free jaxpr of some of `jaxpr`'s equations (or edited copies of them)."""
   effects = set().union(*(e.effects for e in eqns)) if eqns else set()
@@ -112,6 +126,39 @@ def as_weak(x):
   """`x` with the weak type bit set."""
   return primitives.convert_element_type_p.bind(
       x, new_dtype=x.dtype, weak_type=True, sharding=None)
+
+
+def takes_more_operands(eqn: JaxprEqn) -> bool:
+  """Whether an equation calls a jaxpr that may be given arguments more: a `checkpoint`, a `jit` without any options."""
+  params = eqn.params
+  if eqn.primitive.name in ("remat2", "checkpoint"):
+    return True
+  return eqn.primitive.name == "jit" and not any(params["donated_invars"]) and not params["compiler_options_kvs"] and all(
+      [all([type(v) is type(default) for v in params[name]]) for name, default in _PER_OPERAND.items()])
+
+
+def with_more_operands(eqn: JaxprEqn, jaxpr, extra) -> JaxprEqn:
+  """The equation with another jaxpr, which takes some operands more."""
+  params = {**eqn.params, "jaxpr": jaxpr}
+  if eqn.primitive.name == "jit":
+    for name, default in _PER_OPERAND.items():
+      if name.startswith("in_") or name == "donated_invars":
+        params[name] = (*params[name], *[default] * len(extra))
+  return eqn.replace(invars=[*eqn.invars, *extra], params=params)
+
+
+def with_more_inputs(jaxpr, consts, extra, outvars, eqns):
+  """A jaxpr, closed or open, with other constants, as pairs of variable and value, and with inputs more."""
+  inner = getattr(jaxpr, "jaxpr", jaxpr)
+  new = inner.replace(
+      constvars=[v for v, _ in consts], invars=[*inner.invars, *extra], outvars=list(outvars), eqns=list(eqns),
+      debug_info=inner.debug_info.with_unknown_names(), **({"consts": [c for _, c in consts]} if ClosedJaxpr is Jaxpr else {}))
+  return new if ClosedJaxpr is Jaxpr or type(jaxpr) is Jaxpr else ClosedJaxpr(new, [c for _, c in consts])
+
+
+_PER_OPERAND = {
+    "in_shardings": _UNSPECIFIED, "out_shardings": _UNSPECIFIED, "in_layouts": None, "out_layouts": None,
+    "donated_invars": False}
 
 
 def check_jaxpr(closed: ClosedJaxpr) -> None:

@@ -10,9 +10,9 @@ import dataclasses
 
 import numpy as np
 
-from jaxroll.fingerprint import STATIC_OPERANDS
 from jaxroll.plan import Carry, Roll
 from jaxroll.program import Program
+from jaxroll.statics import STATIC_OPERANDS
 
 _JOINED = 3  # values that are worth putting together as one array
 

@@ -18,13 +18,13 @@ import numpy as np
 from jax import lax
 
 from jaxroll import compat
-from jaxroll.fingerprint import STATIC_OPERANDS
 from jaxroll.parts import One, Part, Pieces
 from jaxroll.plan import Carry, Const, Slices, Xs
-from jaxroll.program import Program, Static
+from jaxroll.program import Program
+from jaxroll.statics import Static, with_operands
 from jaxroll.schedule import Loop, Schedule
 
-Transform = Callable[[Any], Any]
+_LARGEST_CONSTANT = 1 << 18  # bytes
 
 
 def evaluate(program: Program, schedule: Schedule, bodies: list, functions: dict, platform: str | None, args) -> list:
@@ -92,19 +92,8 @@ def _body_equations(program: Program, roll, j: int, of_input, named) -> list:
       read.append(of_input[-1 - b])
   first = int(program.out_start[e])
   outs = [named.get(first + i, v) for i, v in enumerate(eqn.outvars)]
-  moving = [roll.inputs[-1 - roll.bindings[k]] for k in range(hi - statics, hi)]
-  if all(isinstance(m, Const) for m in moving):
-    return [eqn.replace(invars=read, outvars=outs)]
-  # A static parameter that differs between iterations: compute it from operands.
-  rule = STATIC_OPERANDS[eqn.primitive]
-  indices = [np.int32(program.outer[-1 - m.value].val) if isinstance(m, Const) else None for m in moving]
-  index_args = [of_input[-1 - roll.bindings[k]] for k, i in zip(range(hi - statics, hi), indices) if i is None]
-
-  def apply(operands):
-    operands, given = operands[: len(read)], iter(operands[len(read) :])
-    return rule.apply(operands, [next(given) if i is None else i for i in indices], eqn.params)
-
-  return compat.splice(eqn.replace(invars=[*read, *index_args], outvars=outs), apply)
+  moving = [None if isinstance(roll.inputs[-1 - b], Const) else of_input[-1 - b] for b in roll.bindings[hi - statics : hi]]
+  return with_operands(eqn.replace(invars=read, outvars=outs), moving, program.fingerprinter.statics)
 
 
 class _Evaluation:
@@ -370,15 +359,13 @@ def _reshaped(array, shape):
 
 
 def constant_xs(program: Program, values) -> np.ndarray | None:
-  """The values as one constant array, if all are literals or static operands."""
-  if any(v >= 0 for v in values):
-    return None
-  atoms = [program.outer[-1 - v] for v in values]
-  if all(type(a) is Static for a in atoms):
-    return np.asarray([a.val for a in atoms], np.int32)
-  if all(type(a) is compat.Literal for a in atoms):
-    return np.stack([np.asarray(a.val, a.aval.dtype) for a in atoms])
-  return None
+  """The values as one constant array, if all are known and it is not large."""
+  arrays = []
+  for value in values:
+    arrays.append(program.constant(value))
+    if arrays[-1] is None or arrays[-1].nbytes * len(values) > _LARGEST_CONSTANT:
+      return None
+  return np.stack(arrays)
 
 
 def _weak(x) -> bool:

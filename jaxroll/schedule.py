@@ -15,7 +15,8 @@ import jax
 from jaxroll import compat
 from jaxroll.parts import Finder, One, Part, Pieces
 from jaxroll.plan import Carry, Const, Roll, Slices, Xs, body_closure, home
-from jaxroll.program import Program, Static
+from jaxroll.program import Program
+from jaxroll.statics import Static
 
 
 # scan: one `lax.scan`. The others call one shared function per iteration: `fence`, with a barrier on what goes
