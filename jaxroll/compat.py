@@ -137,6 +137,17 @@ def takes_more_operands(eqn: JaxprEqn) -> bool:
       [all([type(v) is type(default) for v in params[name]]) for name, default in _PER_OPERAND.items()])
 
 
+def may_inline(eqn: JaxprEqn) -> bool:
+  """Whether a `jit` equation may be written out: it has no options, and is not to be kept out of line."""
+  return takes_more_operands(eqn) and str(getattr(eqn.params["inline"], "value", "")) not in ("xla_late", "xla_early")
+
+
+def called_from(call: JaxprEqn, eqn: JaxprEqn) -> JaxprEqn:
+  """An equation of what `call` calls, under the scopes in which the call stands."""
+  stack = call.source_info.name_stack + eqn.source_info.name_stack
+  return eqn.replace(source_info=eqn.source_info.replace(name_stack=stack))
+
+
 def with_more_operands(eqn: JaxprEqn, jaxpr, extra) -> JaxprEqn:
   """The equation with another jaxpr, which takes some operands more."""
   params = {**eqn.params, "jaxpr": jaxpr}

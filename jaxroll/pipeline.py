@@ -13,6 +13,7 @@ import jax
 from jaxroll import compat, cost, where
 from jaxroll.convolutions import canonical_convolutions
 from jaxroll.fingerprint import Fingerprinter, distinct_size
+from jaxroll.inlining import write_out
 from jaxroll.nested import REWRITABLE, map_nested
 from jaxroll.options import RollOptions
 from jaxroll.plan import find_rolls
@@ -131,7 +132,11 @@ class _Pass:
   def _rewrite(self, jaxpr, depth: int):
     place = len(self.records)
     closed = compat.as_closed(jaxpr)
-    rolled = self._roll(self._nested(closed, depth), depth, place)
+    nested = self._nested(closed, depth)
+    with self.stage("analyze"):
+      written = write_out(nested, self.fingerprinter)
+    rolled = self._roll(written, depth, place)
+    rolled = nested if rolled is written else rolled
     if rolled is closed:
       return jaxpr
     _check_types(closed, rolled)
