@@ -15,6 +15,7 @@ from jaxroll.program import Program
 from jaxroll.statics import STATIC_OPERANDS
 
 _JOINED = 3  # values that are worth putting together as one array
+_WAYS = 4  # ys that are woven into one xs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +37,15 @@ class Part:
     """Whether this is the stacked array as it is."""
     return (self.first, self.step, self.count) == (0, 1, self.available)
 
+  @property
+  def reads(self) -> tuple[tuple[int, int], ...]:
+    """The loops and results whose ys it reads."""
+    return ((self.loop, self.result),)
+
+  @property
+  def value(self) -> None:
+    """A value by itself that it reads: none."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Pieces:
@@ -46,6 +56,7 @@ class Pieces:
   available: int
   shape: tuple[int, ...]
   indices: tuple[int, ...]
+  reads = ()
 
   @property
   def is_whole(self) -> bool:
@@ -58,6 +69,27 @@ class One:
   """A single value."""
 
   value: int
+  reads = ()
+  count = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Woven:
+  """The elements of several parts of equal length in turn: the first of each, the second of each, and so on."""
+
+  parts: tuple[Part, ...]
+  value = None
+
+  @property
+  def reads(self) -> tuple[tuple[int, int], ...]:
+    return tuple((p.loop, p.result) for p in self.parts)
+
+  @property
+  def count(self) -> int:
+    return sum(p.count for p in self.parts)
+
+
+Source = Part | Pieces | One | Woven
 
 
 class Finder:
@@ -67,12 +99,20 @@ class Finder:
     self.program, self.rolls, self.values, self.scanned, self.reverse = program, rolls, values, scanned, reverse
     self._pieces: dict[int, tuple | None] = {}
 
-  def parts(self, wanted: tuple[int, ...], backwards: bool = False) -> tuple[Part | Pieces | One, ...]:
+  def parts(self, wanted: tuple[int, ...], backwards: bool = False) -> tuple[Source, ...]:
     """The wanted values, backwards if so asked, as parts of earlier ys, as pieces of one array, and single values."""
     wanted = wanted[::-1] if backwards else wanted
     pieces = self._one_arrays_pieces(wanted)
     if pieces:
       return (pieces,)
+    parts = self._joined(wanted)
+    for ways in range(2, min(_WAYS, len(wanted) // 2, len(parts)) + 1):
+      columns = [self._joined(wanted[i::ways]) for i in range(ways)] if len(wanted) % ways == 0 else []
+      if columns and all(len(c) == 1 and isinstance(c[0], Part) for c in columns):
+        return (Woven(tuple(c[0] for c in columns)),)
+    return tuple(self._single(p) if isinstance(p, Part) and p.count == 1 else p for p in parts)
+
+  def _joined(self, wanted) -> list[Part | One]:
     parts: list[Part | One] = []
     for value in wanted:
       new = self._part(self.values.resolve(value))
@@ -81,9 +121,9 @@ class Finder:
         parts[-1] = joined
       else:
         parts.append(new)
-    return tuple(self._single(p) if isinstance(p, Part) and p.count == 1 else p for p in parts)
+    return parts
 
-  def collected(self, e: int) -> tuple[Part | One, ...] | None:
+  def collected(self, e: int) -> tuple[Source, ...] | None:
     """Parts of ys in place of the operands of equation `e`, if that puts a loop's results together.
 
     They may have got or lost axes of size 1 in between.
@@ -97,8 +137,8 @@ class Finder:
       return None
     at, out = 0, []
     for part in parts:
-      out.append(part if isinstance(part, Part) else One(operands[at]))
-      at += part.count if isinstance(part, Part) else 1
+      out.append(One(operands[at]) if isinstance(part, One) else part)
+      at += part.count
     return tuple(out)
 
   def _operands(self, e: int) -> list[int]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from jaxroll import compat, cost, where
+from jaxroll import compat, cost, draws, where
 from jaxroll.convolutions import canonical_convolutions
 from jaxroll.fingerprint import Fingerprinter, distinct_size
 from jaxroll.inlining import write_out
@@ -20,6 +20,7 @@ from jaxroll.plan import find_rolls
 from jaxroll.program import analyze
 from jaxroll.report import RollReport, Refusal, RollRecord
 from jaxroll.rewrite import evaluate, loop_body
+from jaxroll.threefry import spell_out
 
 _MAX_DEPTH = 32
 
@@ -39,7 +40,7 @@ def roll_jaxpr(closed_jaxpr, options: RollOptions | None = None, *, platform: st
   Returns:
     A closed jaxpr with inputs and results of the same types, and a `RollReport`.
     Evaluated one primitive at a time, both give the same bits. Where nothing is
-    rolled the very same object comes back.
+    rewritten the very same object comes back.
 
   Raises:
     RollError, or whatever went wrong: in strict mode only. Otherwise an internal
@@ -65,6 +66,8 @@ def roll_jaxpr(closed_jaxpr, options: RollOptions | None = None, *, platform: st
   run = _Pass(options, platform or where.default_platform())
   try:
     rolled = run.rewrite(closed_jaxpr, 0)
+    with run.stage("random"):
+      rolled, count = spell_out(rolled, options.random_bits, run.platform)
     if rolled is not closed_jaxpr:
       if options.is_strict:
         with run.stage("check"):
@@ -80,7 +83,7 @@ def roll_jaxpr(closed_jaxpr, options: RollOptions | None = None, *, platform: st
   return rolled, RollReport(
       rolls=tuple(run.records), refusals=tuple(run.refusals), eqns_before=before, eqns_after=len(rolled.jaxpr.eqns),
       size_before=distinct_size(closed_jaxpr), size_after=distinct_size(rolled),
-      seconds=dict(run.seconds))
+      draws=count, seconds=dict(run.seconds))
 
 
 def _check_types(closed, rolled) -> None:
@@ -143,13 +146,13 @@ class _Pass:
     return rolled
 
   def _roll(self, closed, depth: int, place: int):
-    with self.stage("analyze"):
-      program = analyze(closed, self.fingerprinter)
-    with self.stage("find"):
-      rolls, refused = find_rolls(program, self.options)
-    with self.stage("choose"):
-      plan, reasons, too_dear = cost.choose(program, rolls, self.options, self.platform)
-    self.refusals += [cost.located(program, r) for r in [*refused, *too_dear]]
+    program, plan, reasons, refused = self._plan(closed)
+    if self.options.strategy == "auto" and self.platform == "cpu":
+      with self.stage("find"):
+        gathered = draws.gather(program, cost.unscanned(program, plan), self.options.min_trip_count)
+      if gathered is not None:
+        program, plan, reasons, refused = self._plan(gathered)
+    self.refusals += [cost.located(program, r) for r in refused]
     if plan is None:
       return closed
     with self.stage("rewrite"):
@@ -158,6 +161,15 @@ class _Pass:
     bodies = [None if body is None else self.rewrite(self.shared(body), depth + 1) for body in bodies]
     with self.stage("rewrite"):
       return jax.make_jaxpr(lambda *args: evaluate(program, plan, bodies, self._functions, self.platform, args))(*closed.in_avals)
+
+  def _plan(self, closed):
+    with self.stage("analyze"):
+      program = analyze(closed, self.fingerprinter)
+    with self.stage("find"):
+      rolls, refused = find_rolls(program, self.options)
+    with self.stage("choose"):
+      plan, reasons, too_dear = cost.choose(program, rolls, self.options, self.platform)
+    return program, plan, reasons, [*refused, *too_dear]
 
   def _body(self, program, plan, loop):
     body = loop_body(program, plan, loop)
@@ -173,5 +185,5 @@ class _Pass:
     return compat.replace_eqns(closed, rolled) if any([a is not b for a, b in zip(eqns, rolled)]) else closed
 
   def _inner(self, jaxpr, depth: int):
-    is_small = self.fingerprinter.jaxpr_size(jaxpr) < cost.least_size(self.options)
+    is_small = self.fingerprinter.jaxpr_size(jaxpr) < self.options.min_trip_count * self.options.min_body_eqns
     return jaxpr if is_small else self.rewrite(jaxpr, depth + 1)

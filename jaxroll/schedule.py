@@ -13,16 +13,18 @@ from collections import defaultdict
 import jax
 
 from jaxroll import compat
-from jaxroll.parts import Finder, One, Part, Pieces
+from jaxroll.parts import Finder, Source
 from jaxroll.plan import Carry, Const, Roll, Slices, Xs, body_closure, home
 from jaxroll.program import Program
 from jaxroll.statics import Static
 
 
-# scan: one `lax.scan`. The others call one shared function per iteration: `fence`, with a barrier on what goes
+# scan: one `lax.scan`; `batch`, the same for independent iterations of elementwise operations, as one vectorized
+# call. The others call one shared function per iteration: `fence`, with a barrier on what goes
 # from one iteration to the next, so that XLA fuses within iterations only; `call`, kept out of line by XLA;
 # `inline`, inlined by XLA, so that what it optimizes is the program as written.
-STRATEGIES = ("scan", "fence", "call", "inline")
+STRATEGIES = ("scan", "batch", "fence", "call", "inline")
+STACKING = ("scan", "batch")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,6 +56,7 @@ class Loop:
     carried_ys: indices of `roll.inputs`, carries whose value at each iteration's start a scan stacks.
     taken: for each of `ys`, the iterations whose value is needed by itself.
     read_whole: those of `ys` that a later scan reads.
+    segments: how many scans the iterations are divided among.
   """
 
   roll: Roll
@@ -63,12 +66,13 @@ class Loop:
   inputs: tuple[int, ...]
   chains: tuple[Chain, ...]
   registers: dict[int, tuple[int, int]]
-  feeds: dict[int, tuple[Part | Pieces | One, ...]]
+  feeds: dict[int, tuple[Source, ...]]
   lasts: tuple[int, ...]
   ys: tuple[int, ...]
   carried_ys: tuple[int, ...]
   taken: dict[int, tuple[int, ...]]
   read_whole: frozenset[int] = frozenset()
+  segments: int = 1
 
   @property
   def carried(self) -> frozenset[int]:
@@ -92,7 +96,7 @@ class Schedule:
 
   steps: tuple[tuple[int, ...] | int, ...]
   loops: tuple[Loop | None, ...]
-  collected: dict[int, tuple[Part | One, ...]]
+  collected: dict[int, tuple[Source, ...]]
   values: Values
   needed: frozenset[int]
 
@@ -148,11 +152,11 @@ class Values:
 def schedule(program: Program, rolls: list[Roll], strategies: list[str]) -> Schedule:
   """Decides what each loop reads and returns and which equations stay."""
   values = Values(program, rolls)
-  scanned = [s == "scan" for s in strategies]
+  scanned = [s in STACKING for s in strategies]
   reverse = _directions(program, rolls, values, scanned)
   finder = Finder(program, rolls, values, scanned, reverse)
   steps = _order(program, rolls)
-  collected: dict[int, tuple[Part | One, ...]] = {}
+  collected: dict[int, tuple[Source, ...]] = {}
   needed: set[int] = set()
   taken: list[dict[int, set[int]]] = [defaultdict(set) for _ in rolls]
   stacked: list[set[int]] = [set() for _ in rolls]
@@ -167,9 +171,9 @@ def schedule(program: Program, rolls: list[Roll], strategies: list[str]) -> Sche
 
   def need_parts(parts) -> None:
     for part in parts:
-      if isinstance(part, Part):
-        stacked[part.loop].add(part.result)
-      else:
+      for loop, result in part.reads:
+        stacked[loop].add(result)
+      if part.value is not None:
         need(part.value)
 
   for value in program.results:
@@ -181,7 +185,7 @@ def schedule(program: Program, rolls: list[Roll], strategies: list[str]) -> Sche
       if not taken[step] and not stacked[step]:
         continue
       if scanned[step]:
-        loop = _scan(program, rolls[step], finder, reverse[step], taken[step], stacked[step])
+        loop = _scan(program, rolls[step], strategies[step], finder, reverse[step], taken[step], stacked[step])
       else:
         loop = _calls(program, rolls[step], strategies[step], taken[step])
       loops[step] = loop
@@ -265,7 +269,7 @@ def _calls(program: Program, roll: Roll, strategy: str, taken: dict[int, set[int
               {q: tuple(sorted(t)) for q, t in taken.items()})
 
 
-def _scan(program: Program, roll: Roll, finder: Finder, reverse: bool, taken: dict[int, set[int]],
+def _scan(program: Program, roll: Roll, strategy: str, finder: Finder, reverse: bool, taken: dict[int, set[int]],
           stacked: set[int]) -> Loop:
   results = {*taken, *(q for q in stacked if q >= 0)}
   carried_ys = tuple(sorted(-1 - q for q in stacked if q < 0))
@@ -282,14 +286,14 @@ def _scan(program: Program, roll: Roll, finder: Finder, reverse: bool, taken: di
       ys.append(result)
     elif min(trips) >= roll.trips - depth[result]:
       continue  # a final carry
-    elif trips == {roll.trips - 1} and _has_zero(program.out_vars[roll.value(0, result)].aval):
+    elif strategy == "scan" and trips == {roll.trips - 1} and _has_zero(program.out_vars[roll.value(0, result)].aval):
       lasts.append(result)
     else:
       ys.append(result)
   feeds = {
       i: finder.parts(roll.inputs[i].values, reverse)
       for i in inputs if isinstance(roll.inputs[i], Xs) and program.aval(roll.inputs[i].values[0]) is not None}
-  return Loop(roll, "scan", reverse, offsets, inputs, chains, registers, feeds, tuple(lasts), tuple(ys), carried_ys,
+  return Loop(roll, strategy, reverse, offsets, inputs, chains, registers, feeds, tuple(lasts), tuple(ys), carried_ys,
               {q: tuple(sorted(taken[q])) for q in ys if taken.get(q)}, frozenset(stacked))
 
 
