@@ -76,7 +76,7 @@ def is_pure(effects) -> bool:
 
 
 def is_rewritable(jaxpr: Jaxpr | ClosedJaxpr) -> bool:
-  """Whether a jaxpr can be traced anew as it is: no high-level types, references, nor types that JAX would narrow now."""
+  """Whether a jaxpr can be traced anew: no high-level types, no references, no types that JAX would narrow now."""
   jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
   avals = [v.aval for v in (*jaxpr.invars, *jaxpr.constvars, *jaxpr.outvars)]
   return not getattr(jaxpr, "is_high", False) and all(
@@ -177,12 +177,13 @@ def as_weak(x):
 
 
 def takes_more_operands(eqn: JaxprEqn) -> bool:
-  """Whether an equation calls a jaxpr that may be given arguments more: a `checkpoint`, a `jit` without any options."""
+  """Whether an equation calls a jaxpr that may take more arguments: a `checkpoint`, a `jit` without options."""
   params = eqn.params
   if eqn.primitive.name in ("remat2", "checkpoint"):
     return True
-  return eqn.primitive.name == "jit" and not any(params["donated_invars"]) and not params["compiler_options_kvs"] and all(
-      [all([type(v) is type(default) for v in params[name]]) for name, default in _PER_OPERAND.items()])
+  if eqn.primitive.name != "jit" or any(params["donated_invars"]) or params["compiler_options_kvs"]:
+    return False
+  return all([type(v) is type(default) for name, default in _PER_OPERAND.items() for v in params[name]])
 
 
 def may_inline(eqn: JaxprEqn) -> bool:
@@ -209,10 +210,12 @@ def with_more_operands(eqn: JaxprEqn, jaxpr, extra) -> JaxprEqn:
 def with_more_inputs(jaxpr, consts, extra, outvars, eqns):
   """A jaxpr, closed or open, with other constants, as pairs of variable and value, and with inputs more."""
   inner = getattr(jaxpr, "jaxpr", jaxpr)
+  values = [c for _, c in consts]
+  held = {"consts": values} if ClosedJaxpr is Jaxpr else {}
   new = inner.replace(
       constvars=[v for v, _ in consts], invars=[*inner.invars, *extra], outvars=list(outvars), eqns=list(eqns),
-      debug_info=inner.debug_info.with_unknown_names(), **({"consts": [c for _, c in consts]} if ClosedJaxpr is Jaxpr else {}))
-  return new if ClosedJaxpr is Jaxpr or type(jaxpr) is Jaxpr else ClosedJaxpr(new, [c for _, c in consts])
+      debug_info=inner.debug_info.with_unknown_names(), **held)
+  return new if held or type(jaxpr) is Jaxpr else ClosedJaxpr(new, values)
 
 
 _PER_OPERAND = {

@@ -132,7 +132,7 @@ class Fingerprinter:
     return ("equal", value)
 
   def jaxpr(self, jaxpr, with_statics: bool = True) -> int:
-    """An id equal for jaxprs that are equal up to renaming, constants by value; if so asked, but for static operands."""
+    """An id equal for jaxprs that are equal up to renaming, constants by value; or equal but for static operands."""
     found = self._jaxprs.get((id(jaxpr), with_statics))
     if found is None:
       try:
@@ -169,12 +169,14 @@ class Fingerprinter:
           eqn, [self.aval(a.aval) if type(a) is compat.Literal else avals[a] for a in eqn.invars])
       if fp < 0:
         raise _Incomparable
-      lines.append((fp, tuple(map(self.static, statics)) if with_statics else len(statics), tuple(map(operand, eqn.invars)),
+      held = tuple(map(self.static, statics)) if with_statics else len(statics)
+      lines.append((fp, held, tuple(map(operand, eqn.invars)),
                     tuple([type(v) is compat.DropVar for v in eqn.outvars])))
       for v in eqn.outvars:
         numbers[v], avals[v] = len(numbers), self.aval(v.aval)
     return ("jaxpr", with_statics, len(jaxpr.constvars), tuple([avals[v][0] for v in inputs]),
-            tuple([array_key(c) for c in consts]) if with_statics else len(consts), tuple(lines), tuple([atom(a) for a in jaxpr.outvars]))
+            tuple([array_key(c) for c in consts]) if with_statics else len(consts), tuple(lines),
+            tuple([atom(a) for a in jaxpr.outvars]))
 
   def size(self, eqn) -> int:
     """How many equations `eqn` stands for, nested ones counted."""

@@ -20,11 +20,12 @@ _PLACES = 16  # at which one function is looked for
 
 
 def write_out(closed, fingerprinter: Fingerprinter):
-  """The closed jaxpr with those calls written out whose equations also stand there by themselves, or the same object."""
+  """The closed jaxpr with calls written out whose equations also stand there by themselves, or the same object."""
   for _ in range(3):  # what is written out may call others
     eqns = closed.jaxpr.eqns
-    calls = {id(e.params["jaxpr"]): e.params["jaxpr"] for e in eqns if e.primitive.name == "jit" and compat.may_inline(e)}
-    calls = {k: j for k, j in calls.items() if _SHORTEST <= len(j.jaxpr.eqns) <= _LONGEST and _is_simple(j)}
+    called = [e.params["jaxpr"] for e in eqns if e.primitive.name == "jit" and compat.may_inline(e)]
+    calls = {id(j): j for j in called if _SHORTEST <= len(j.jaxpr.eqns) <= _LONGEST}
+    calls = {k: j for k, j in calls.items() if _is_simple(j)}
     if not calls:
       return closed
     codes: dict = {}

@@ -150,7 +150,8 @@ class Finder:
     makers = [program.maker(v) for v in operands]
     is_inner = [m is not None and program.eqns[m].primitive is eqn.primitive and program.eqns[m].params == eqn.params
                 for m in makers]
-    return [v for value, m, inner in zip(operands, makers, is_inner) for v in (self._operands(m) if inner else [value])]
+    return [v for operand, maker, inner in zip(operands, makers, is_inner)
+            for v in (self._operands(maker) if inner else [operand])]
 
   def _part(self, value: int) -> Part | One:
     made = self.values.loop_result(value)

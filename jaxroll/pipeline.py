@@ -88,7 +88,8 @@ def roll_jaxpr(closed_jaxpr, options: RollOptions | None = None, *, platform: st
 
 def _check_types(closed, rolled) -> None:
   """Raises `RollError` unless both jaxprs have the same types and effects."""
-  for what, a, b in (("input types", closed.in_avals, rolled.in_avals), ("result types", closed.out_avals, rolled.out_avals),
+  for what, a, b in (("input types", closed.in_avals, rolled.in_avals),
+                     ("result types", closed.out_avals, rolled.out_avals),
                      ("effects", closed.effects, rolled.effects)):
     if a != b:
       raise RollError(f"the rolled program's {what} differ: {a} became {b}")
@@ -160,7 +161,8 @@ class _Pass:
     self.records[place:place] = [cost.record(program, plan, k, reasons[k], depth) for k, loop in enumerate(plan.loops) if loop]
     bodies = [None if body is None else self.rewrite(self.shared(body), depth + 1) for body in bodies]
     with self.stage("rewrite"):
-      return jax.make_jaxpr(lambda *args: evaluate(program, plan, bodies, self._functions, self.platform, args))(*closed.in_avals)
+      fun = lambda *args: evaluate(program, plan, bodies, self._functions, self.platform, args)
+      return jax.make_jaxpr(fun)(*closed.in_avals)
 
   def _plan(self, closed):
     with self.stage("analyze"):

@@ -77,7 +77,9 @@ class Program:
       return None if atom is None else compat.as_constant(atom)
     if atom is None:
       return None
-    return compat.as_constant(atom.val) if atom.aval is None or atom.aval.shape else np.asarray(atom.val, atom.aval.dtype)
+    if atom.aval is None or atom.aval.shape:
+      return compat.as_constant(atom.val)
+    return np.asarray(atom.val, atom.aval.dtype)
 
   @functools.cached_property
   def consts(self) -> dict:
@@ -145,8 +147,8 @@ def analyze(closed, fingerprinter: Fingerprinter) -> Program:
         operands.append(ids[atom])
     fp, statics = fingerprinter.equation(eqn, [avals[o] for o in operands])
     if statics:
-      operands += [
-          new_outer(fingerprinter.static(s), s, None if s.aval is None else fingerprinter.aval(s.aval)) for s in statics]
+      types = [None if s.aval is None else fingerprinter.aval(s.aval) for s in statics]
+      operands += [new_outer(fingerprinter.static(s), s, t) for s, t in zip(statics, types)]
     first = len(out_vars)
     same = first
     if fp >= 0:
@@ -174,7 +176,8 @@ def analyze(closed, fingerprinter: Fingerprinter) -> Program:
   first_use[slots[inner][::-1]] = reader[inner][::-1]
   last_use[[r for r in results if r >= 0]] = len(eqns)
   return Program(
-      closed=closed, fingerprinter=fingerprinter, eqns=tuple(eqns), fingerprints=fingerprints, sizes=sizes, slots=slots, slot_start=slot_start,
+      closed=closed, fingerprinter=fingerprinter, eqns=tuple(eqns), fingerprints=fingerprints, sizes=sizes,
+      slots=slots, slot_start=slot_start,
       out_start=out_start, out_vars=tuple(out_vars),
       out_bytes=np.asarray([aval_bytes(v.aval) for v in out_vars], np.int64), outer=tuple(outer), results=results,
       canonical=canonical, first_use=first_use, last_use=last_use)

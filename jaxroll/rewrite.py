@@ -91,7 +91,8 @@ def _body_equations(program: Program, roll, j: int, of_input, named) -> list:
       read.append(of_input[-1 - b])
   first = int(program.out_start[e])
   outs = [named.get(first + i, v) for i, v in enumerate(eqn.outvars)]
-  moving = [None if isinstance(roll.inputs[-1 - b], Const) else of_input[-1 - b] for b in roll.bindings[hi - statics : hi]]
+  own = roll.bindings[hi - statics : hi]
+  moving = [None if isinstance(roll.inputs[-1 - b], Const) else of_input[-1 - b] for b in own]
   return with_operands(eqn.replace(invars=read, outvars=outs), moving, program.fingerprinter.statics)
 
 
@@ -99,7 +100,8 @@ class _Evaluation:
   """One walk over a schedule's steps, with the values made so far."""
 
   def __init__(self, program: Program, schedule: Schedule, bodies, functions, platform, args):
-    self.program, self.schedule, self.bodies, self.functions, self.platform = program, schedule, bodies, functions, platform
+    self.program, self.schedule, self.bodies = program, schedule, bodies
+    self.functions, self.platform = functions, platform
     self.outer = dict(zip(program.jaxpr.constvars, program.closed.consts))
     self.outer.update(zip(program.jaxpr.invars, args))
     self.made: dict[int, Any] = {}  # by resolved value
@@ -329,9 +331,9 @@ class _Evaluation:
 
   def sequence(self, constants: np.ndarray):
     """The constants; computed, if they are integers in even steps."""
-    if constants.dtype != np.int32 or constants.ndim != 1 or len(constants) < 3 or len(set(np.diff(constants).tolist())) > 1:
+    if constants.dtype != np.int32 or constants.ndim != 1 or len(constants) < 3 or np.diff(constants, 2).any():
       return constants
-    first, step = int(constants[0]), int(constants[1] - constants[0])
+    first, step = int(constants[0]), int(np.diff(constants)[0])
     key = ("sequence", len(constants), first, step)
     if key not in self.stacked:
       array = lax.iota(np.int32, len(constants))

@@ -120,7 +120,8 @@ def with_operands(eqn, moving: list, memo: dict) -> list:
 
   def apply(operands):
     rest = iter(operands[count:])
-    return rule.apply(operands[:count], [np.int32(i) if v is None else next(rest) for i, v in zip(fixed, moving)], eqn.params)
+    integers = [np.int32(i) if v is None else next(rest) for i, v in zip(fixed, moving)]
+    return rule.apply(operands[:count], integers, eqn.params)
 
   return compat.splice(eqn.replace(invars=[*eqn.invars, *given]), apply)
 

@@ -46,7 +46,8 @@ NESTED = {
     "custom_jvp": custom_jvp(chain),
     "custom_vjp": custom_vjp(chain),
     "remat in scan in cond": lambda ws, x: lax.cond(
-        x.sum() < 9, lambda x: lax.scan(lambda c, _: (jax.checkpoint(chain)(ws, c), None), x, length=2)[0], jnp.sin, x),
+        x.sum() < 9, lambda x: lax.scan(lambda c, _: (jax.checkpoint(chain)(ws, c), None), x, length=2)[0],
+        jnp.sin, x),
 }
 
 
@@ -91,7 +92,8 @@ def test_stages_of_blocks_of_heads():
     return x
   stages = [[weights(4, 4, 4, seed=10 * i + j) for j in range(3)] for i in range(3)]
   report = check_roll(model, stages, X, options=FORCED)
-  assert [(r.depth, r.trip_count) for r in report.rolls] == [(0, 3), (1, 3), (2, 3)]  # a sum's first term is added to 0
+  # A sum's first term is added to 0.
+  assert [(r.depth, r.trip_count) for r in report.rolls] == [(0, 3), (1, 3), (2, 3)]
 
 
 def test_time_steps_with_unrolled_substeps():
