@@ -11,12 +11,16 @@ import os
 import jax
 import numpy as np
 import jax.extend.source_info_util as source_info_util
+from jax._src import config as _private_config
 from jax._src import core as _private_core
 from jax._src import linear_util as _linear_util
+from jax._src import mesh as _private_mesh
+from jax._src import shard_map as _private_shard_map
 from jax._src import source_info_util as _private_source_info
 from jax._src import traceback_util as _private_traceback
 from jax._src import util as _private_util
 from jax._src.interpreters import batching as _batching
+from jax._src.sharding_impls import UNSPECIFIED as _UNSPECIFIED
 from jax.experimental.xla_metadata import set_xla_metadata
 from jax.extend import core as jex_core
 from jax.extend.core import primitives
@@ -42,6 +46,7 @@ _WIDE = frozenset(map(np.dtype, ("int64", "uint64", "float64", "complex128")))
 _BARRIERS_EXPAND_EARLY = tuple(map(int, jax.__version__.split(".")[:2])) < (0, 11)
 
 slice_p = primitives.slice_p
+pad_p = primitives.pad_p
 
 
 def hide_frames(directory: str) -> None:
@@ -70,9 +75,24 @@ def is_pure(effects) -> bool:
   return all(type(effect).__name__ == "NamedAxisEffect" for effect in effects)
 
 
-def is_high(closed: ClosedJaxpr) -> bool:
-  """Whether the jaxpr is of high-level (not yet lowered) types, which the pass leaves alone."""
-  return bool(getattr(closed.jaxpr, "is_high", False))
+def is_rewritable(jaxpr: Jaxpr | ClosedJaxpr) -> bool:
+  """Whether a jaxpr can be traced anew: no high-level types, no references, no types that JAX would narrow now."""
+  jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
+  avals = [v.aval for v in (*jaxpr.invars, *jaxpr.constvars, *jaxpr.outvars)]
+  return not getattr(jaxpr, "is_high", False) and all(
+      [is_plain(a) or getattr(a, "dtype", None) == jax.dtypes.float0 for a in avals])
+
+
+def as_constant(value) -> np.ndarray | None:
+  """The value as a NumPy array; None if it is an array that has a place, or a type, of its own."""
+  if isinstance(value, int):
+    return np.asarray(value, np.int32)
+  if not isinstance(value, jax.Array):
+    return np.asarray(value)
+  if isinstance(value, jax.core.Tracer) or getattr(value, "committed", True) or jax.dtypes.issubdtype(
+      value.dtype, jax.dtypes.extended):
+    return None
+  return np.asarray(value)
 
 
 def open_jaxpr(jaxpr: Jaxpr, invars, outvars, eqns) -> Jaxpr:
@@ -156,6 +176,53 @@ def as_weak(x):
       x, new_dtype=x.dtype, weak_type=True, sharding=None)
 
 
+def takes_more_operands(eqn: JaxprEqn) -> bool:
+  """Whether an equation calls a jaxpr that may take more arguments: a `checkpoint`, a `jit` without options."""
+  params = eqn.params
+  if eqn.primitive.name in ("remat2", "checkpoint"):
+    return True
+  if eqn.primitive.name != "jit" or any(params["donated_invars"]) or params["compiler_options_kvs"]:
+    return False
+  return all([type(v) is type(default) for name, default in _PER_OPERAND.items() for v in params[name]])
+
+
+def may_inline(eqn: JaxprEqn) -> bool:
+  """Whether a `jit` equation may be written out: it has no options, and is not to be kept out of line."""
+  return takes_more_operands(eqn) and str(getattr(eqn.params["inline"], "value", "")) not in ("xla_late", "xla_early")
+
+
+def called_from(call: JaxprEqn, eqn: JaxprEqn) -> JaxprEqn:
+  """An equation of what `call` calls, under the scopes in which the call stands."""
+  stack = call.source_info.name_stack + eqn.source_info.name_stack
+  return eqn.replace(source_info=eqn.source_info.replace(name_stack=stack))
+
+
+def with_more_operands(eqn: JaxprEqn, jaxpr, extra) -> JaxprEqn:
+  """The equation with another jaxpr, which takes some operands more."""
+  params = {**eqn.params, "jaxpr": jaxpr}
+  if eqn.primitive.name == "jit":
+    for name, default in _PER_OPERAND.items():
+      if name.startswith("in_") or name == "donated_invars":
+        params[name] = (*params[name], *[default] * len(extra))
+  return eqn.replace(invars=[*eqn.invars, *extra], params=params)
+
+
+def with_more_inputs(jaxpr, consts, extra, outvars, eqns):
+  """A jaxpr, closed or open, with other constants, as pairs of variable and value, and with inputs more."""
+  inner = getattr(jaxpr, "jaxpr", jaxpr)
+  values = [c for _, c in consts]
+  held = {"consts": values} if ClosedJaxpr is Jaxpr else {}
+  new = inner.replace(
+      constvars=[v for v, _ in consts], invars=[*inner.invars, *extra], outvars=list(outvars), eqns=list(eqns),
+      debug_info=inner.debug_info.with_unknown_names(), **held)
+  return new if held or type(jaxpr) is Jaxpr else ClosedJaxpr(new, values)
+
+
+_PER_OPERAND = {
+    "in_shardings": _UNSPECIFIED, "out_shardings": _UNSPECIFIED, "in_layouts": None, "out_layouts": None,
+    "donated_invars": False}
+
+
 def check_jaxpr(closed: ClosedJaxpr) -> None:
   """JAX's own type check of a jaxpr."""
   jex_core.check_jaxpr(closed.jaxpr)
@@ -176,6 +243,36 @@ def replace_eqns(closed: ClosedJaxpr, eqns) -> ClosedJaxpr:
   if ClosedJaxpr is Jaxpr:
     return closed.replace(eqns=list(eqns))
   return ClosedJaxpr(closed.jaxpr.replace(eqns=list(eqns)), closed.consts)
+
+
+def as_closed(jaxpr) -> ClosedJaxpr:
+  """A jaxpr, closed or without constants, as a closed one."""
+  return jaxpr if type(jaxpr) is ClosedJaxpr else close(jaxpr)
+
+
+def as_function(closed: ClosedJaxpr):
+  return jex_core.jaxpr_as_fun(closed)
+
+
+def in_place_of(old, new: ClosedJaxpr):
+  """The closed jaxpr `new` as the kind of jaxpr that `old` is, and under its names."""
+  named = new.jaxpr.replace(debug_info=getattr(old, "jaxpr", old).debug_info)
+  if ClosedJaxpr is Jaxpr or type(old) is Jaxpr:
+    return named
+  return ClosedJaxpr(named, new.consts)
+
+
+@contextlib.contextmanager
+def nested_context(eqn: JaxprEqn):
+  """Where the jaxprs that an equation holds may be traced: within a `shard_map`, under its mesh and axes."""
+  if eqn.primitive.name != "shard_map":
+    yield
+    return
+  mesh, axes = eqn.params["mesh"], eqn.params["newly_manual_axes"]
+  with (_private_shard_map._extend_axis_env(mesh, axes),
+        _private_mesh.use_abstract_mesh(_private_shard_map._as_manual_mesh(mesh, axes)),
+        _private_config._check_vma(eqn.params["check_vma"])):
+    yield
 
 
 def is_opaque(value) -> bool:

@@ -15,11 +15,12 @@ import numpy as np
 from jaxroll import compat
 from jaxroll.options import RollOptions
 from jaxroll.draws import is_random
+from jaxroll.parts import One, Part, Pieces, Woven
 from jaxroll.plan import Carry, Const, Roll, Slices, Xs
 from jaxroll.program import Program, aval_bytes
 from jaxroll.report import Refusal, RollRecord, human_bytes
 from jaxroll.rewrite import constant_xs, is_indexed
-from jaxroll.schedule import STACKING, Loop, One, Part, Schedule, Woven, schedule
+from jaxroll.schedule import STACKING, Loop, Schedule, schedule
 from jaxroll.work import Work, equation_work
 
 # Rolls that save fewer equations are left alone: what XLA compiles in no time needs no help.
@@ -35,8 +36,6 @@ _SAVED_PER_COPY = 4
 # The bytes of random values that may be drawn before they are needed, as a part of the program's input bytes.
 _EARLY_PER_INPUT = 0.01
 _LEAST_SEGMENT = 3  # A loop over random bits is cut so that no piece has fewer iterations.
-# XLA compiles this many instructions per call of the generator.
-_EQUATIONS_PER_DRAW = 100
 # A fence takes some microseconds on CPU. It is put around bodies of at least this many equations, which XLA is
 # slow to compile, or of this many seconds' work, which hardly notice it.
 _FENCED_BODY = 40
@@ -90,7 +89,7 @@ def choose(program: Program, rolls: list[Roll], options: RollOptions, platform: 
   memo: dict = {}
   kept, refusals = [], []
   for roll in rolls:
-    saved = _equations(program, roll, roll.members, memo) * (roll.trips - 1)
+    saved = int(program.sizes[roll.start : roll.start + roll.period].sum()) * (roll.trips - 1)
     if saved < _MIN_SAVED:
       refusals.append(Refusal(roll.start, roll.period, roll.trips, f"saves only {saved} equations"))
     else:
@@ -126,12 +125,6 @@ def unscanned(program: Program, plan: Schedule | None) -> np.ndarray:
       offsets = np.asarray(loop.offsets)
       free[loop.roll.start + (np.arange(loop.roll.trips)[:, None] * loop.roll.period + offsets).ravel()] = False
   return free
-
-
-def _equations(program: Program, roll: Roll, offsets, memo: dict) -> int:
-  """The equations of an iteration as XLA meets them: nested ones counted, and random numbers for what they are."""
-  draws = sum(equation_work(program.eqns[roll.start + j], memo).draws for j in offsets)
-  return int(sum(program.sizes[roll.start + j] for j in offsets) + _EQUATIONS_PER_DRAW * draws)
 
 
 def _in_segments(program: Program, plan: Schedule, inputs: int, memo: dict) -> Schedule:
@@ -212,7 +205,7 @@ def estimate_scan(program: Program, loop: Loop, memo: dict) -> Estimate:
   work = Work()
   for j in loop.offsets:
     work += equation_work(program.eqns[roll.start + j], memo)
-  size = _equations(program, roll, loop.offsets, memo)
+  size = int(sum(program.sizes[roll.start + j] for j in loop.offsets))
   random = work.draws > 0 and all(is_random(program.eqns[roll.start + j], memo.setdefault("random", {})) for j in loop.offsets)
   return Estimate(size * (roll.trips - 1), copied, operations, unread, work * roll.trips, size, roll.trips, random, not loop.carried)
 
@@ -250,6 +243,8 @@ def _feed(program: Program, loop: Loop, i: int) -> tuple[str, int]:
     return "constants", 0
   parts = loop.feeds[i]
   size = program.nbytes(source.values[0]) * loop.roll.trips
+  if isinstance(parts[0], Pieces):
+    return "slice", 0
   if len(parts) == 1 and isinstance(parts[0], Part):
     return ("indexed ys" if is_indexed(parts) else "ys"), 0
   if isinstance(parts[0], Woven):

@@ -5,59 +5,27 @@ operand types and result types, and may therefore share a loop body. Keys are
 interned (compared exactly by the dictionary, never by hash alone), nested jaxprs
 are compared up to renaming, and names and source locations are ignored.
 
-What may differ between iterations is left out of the fingerprint and handed over
-as *static operands*: integers that a rule in `STATIC_OPERANDS` takes out of the
-parameters, such as where a slice starts.
+What may differ between iterations, the *static operands* of `jaxroll.statics`, is left
+out of the fingerprint and handed over.
 """
 
 from __future__ import annotations
 
 import itertools
 import types
-from typing import Any, Callable, Hashable
+from typing import Any, Hashable
 
 import jax
 import numpy as np
-from jax import lax
 
 from jaxroll import compat
 from jaxroll.functions import array_key, function_key
+from jaxroll.statics import STATIC_OPERANDS, static_operands
 
 # Primitives whose equations are never equal to another: they draw state from outside.
 _STATEFUL = frozenset({"rng_uniform", "infeed", "outfeed", "create_token"})
 # Parameters that do not change what an equation computes, by primitive.
 _COSMETIC = {"jit": ("name",), "custom_vjp_call": ("out_trees",)}
-
-
-class StaticOperands:
-  """How a primitive's static parameters become operands.
-
-  `split(params)` gives the parameters that must be equal and the integers that
-  may differ; `apply(operand_values, integers, params)` computes the equation with
-  the integers given as int32 scalars, bit for bit as the primitive would.
-  """
-
-  def __init__(self, split: Callable, apply: Callable):
-    self.split, self.apply = split, apply
-
-
-def _split_slice(params):
-  starts, limits = params["start_indices"], params["limit_indices"]
-  if not all(isinstance(i, (int, np.integer)) for i in (*starts, *limits)):
-    return (starts, limits, params["strides"]), ()  # symbolic: compared as it stands
-  strides = params["strides"] or (1,) * len(starts)
-  return (tuple(b - a for a, b in zip(starts, limits)), tuple(strides)), tuple(starts)
-
-
-def _apply_slice(operands, starts, params):
-  (sizes, strides), _ = _split_slice(params)
-  out = lax.dynamic_slice(operands[0], starts, sizes)
-  if any(s != 1 for s in strides):
-    out = lax.slice(out, (0,) * len(sizes), sizes, strides)
-  return [out]
-
-
-STATIC_OPERANDS = {compat.slice_p: StaticOperands(_split_slice, _apply_slice)}
 
 
 class Fingerprinter:
@@ -67,8 +35,9 @@ class Fingerprinter:
     self._ids: dict[Hashable, int] = {}
     self._fresh = itertools.count(-1, -1)
     self._avals: dict[Any, tuple[int, int, bool]] = {}
-    self._jaxprs: dict[int, tuple[int | None, Any]] = {}
+    self._jaxprs: dict[tuple[int, bool], tuple[int | None, Any]] = {}
     self._sizes: dict[int, tuple[int, Any]] = {}
+    self.statics: dict = {}  # `static_operands`' memo
 
   def _intern(self, key: Hashable) -> int:
     ids = self._ids
@@ -100,33 +69,39 @@ class Fingerprinter:
       return (type(value), repr(value), self.aval(literal.aval)[0])
     return (array_key(value), self.aval(literal.aval)[0])
 
-  def equation(self, eqn, operand_avals) -> tuple[int, tuple[int, ...]]:
+  def static(self, static) -> Hashable:
+    """A key equal for static operands of the same type and bits."""
+    if type(static) is compat.Literal:
+      return self.literal(static)
+    return ("static", static.val) if static.aval is None else (array_key(static.val), self.aval(static.aval)[0])
+
+  def equation(self, eqn, operand_avals) -> tuple[int, tuple]:
     """The fingerprint of `eqn` and its static operands.
 
     `operand_avals` are the `aval` ids of its operands. An equation that must not
     be merged with any other has a negative fingerprint.
     """
     primitive, params = eqn.primitive, eqn.params
-    rule = STATIC_OPERANDS.get(primitive)
-    key, statics = (None, ()) if rule is None else rule.split(params)
+    statics = static_operands(eqn, self.statics) if params else ()
     outs = [self.aval(v.aval) for v in eqn.outvars]
     if ((eqn.effects and not compat.is_pure(eqn.effects)) or primitive.name in _STATEFUL
         or not all([a[2] for a in operand_avals]) or not all([a[2] for a in outs])):
       return self.unique(), statics
-    if rule is None:
-      key = self._params(primitive, params)
-      if key is None:
-        return self.unique(), statics
+    rule = STATIC_OPERANDS.get(primitive)
+    key = self._params(primitive, params, bool(statics)) if rule is None else rule.split(params)[0]
+    if key is None:
+      return self.unique(), statics
     key = (primitive, eqn.ctx, key, tuple([a[1] for a in operand_avals]), tuple([a[0] for a in outs]))
     return self._intern(key), statics
 
-  def _params(self, primitive, params) -> Hashable | None:
+  def _params(self, primitive, params, has_statics: bool) -> Hashable | None:
     """A key for an equation's parameters, or None if they can't be compared."""
     if not params:
       return ()
     try:
       cosmetic = _COSMETIC.get(primitive.name, ())
-      return tuple([(k, self._value(v)) for k, v in params.items() if k not in cosmetic])
+      return tuple([(k, self.jaxpr(v, False) if has_statics and k == "jaxpr" else self._value(v))
+                    for k, v in params.items() if k not in cosmetic])
     except (_Incomparable, RecursionError):
       return None
 
@@ -156,20 +131,27 @@ class Fingerprinter:
       raise _Incomparable from None
     return ("equal", value)
 
-  def jaxpr(self, jaxpr) -> int:
-    """An id equal for jaxprs that are equal up to renaming, constants by value."""
-    found = self._jaxprs.get(id(jaxpr))
+  def jaxpr(self, jaxpr, with_statics: bool = True) -> int:
+    """An id equal for jaxprs that are equal up to renaming, constants by value; or equal but for static operands."""
+    found = self._jaxprs.get((id(jaxpr), with_statics))
     if found is None:
       try:
-        key = self._intern(self._jaxpr_key(jaxpr))
+        key = self._intern(self._jaxpr_key(jaxpr, with_statics))
       except _Incomparable:
         key = None
-      found = self._jaxprs[id(jaxpr)] = (key, jaxpr)
+      found = self._jaxprs[id(jaxpr), with_statics] = (key, jaxpr)
     if found[0] is None:
       raise _Incomparable
     return found[0]
 
-  def _jaxpr_key(self, closed) -> Hashable:
+  def find(self, jaxpr) -> int | None:
+    """The same id, or None if the jaxpr can't be compared."""
+    try:
+      return self.jaxpr(jaxpr)
+    except (_Incomparable, RecursionError):
+      return None
+
+  def _jaxpr_key(self, closed, with_statics: bool) -> Hashable:
     jaxpr = getattr(closed, "jaxpr", closed)
     consts = getattr(closed, "consts", ())
     numbers: dict[Any, int] = {}
@@ -178,27 +160,32 @@ class Fingerprinter:
     for v in inputs:
       numbers[v], avals[v] = len(numbers), self.aval(v.aval)
     def atom(a):
-      return self.literal(a) if type(a) is compat.Literal else numbers[a]
+      return numbers[a] if type(a) is not compat.Literal else self.literal(a)
+    def operand(a):
+      return numbers[a] if type(a) is not compat.Literal else self.literal(a) if with_statics else self.aval(a.aval)
     lines = []
     for eqn in jaxpr.eqns:
       fp, statics = self.equation(
           eqn, [self.aval(a.aval) if type(a) is compat.Literal else avals[a] for a in eqn.invars])
       if fp < 0:
         raise _Incomparable
-      lines.append((fp, statics, tuple([atom(a) for a in eqn.invars]),
+      held = tuple(map(self.static, statics)) if with_statics else len(statics)
+      lines.append((fp, held, tuple(map(operand, eqn.invars)),
                     tuple([type(v) is compat.DropVar for v in eqn.outvars])))
       for v in eqn.outvars:
         numbers[v], avals[v] = len(numbers), self.aval(v.aval)
-    return ("jaxpr", len(jaxpr.constvars), tuple([avals[v][0] for v in inputs]),
-            tuple([array_key(c) for c in consts]), tuple(lines), tuple([atom(a) for a in jaxpr.outvars]))
+    return ("jaxpr", with_statics, len(jaxpr.constvars), tuple([avals[v][0] for v in inputs]),
+            tuple([array_key(c) for c in consts]) if with_statics else len(consts), tuple(lines),
+            tuple([atom(a) for a in jaxpr.outvars]))
 
   def size(self, eqn) -> int:
-    """How many equations `eqn` stands for, nested ones counted."""
+    """How many equations `eqn` stands for, as XLA meets them: nested ones counted, generators written out."""
     if not eqn.params:
-      return 1
-    return 1 + sum(self._jaxpr_size(j) for j in nested_jaxprs(eqn.params))
+      return _SIZES.get(eqn.primitive.name, 1)
+    return _SIZES.get(eqn.primitive.name, 1) + sum(self.jaxpr_size(j) for j in nested_jaxprs(eqn.params))
 
-  def _jaxpr_size(self, jaxpr) -> int:
+  def jaxpr_size(self, jaxpr) -> int:
+    """How many equations a jaxpr has, nested ones counted."""
     found = self._sizes.get(id(jaxpr))
     if found is None:
       found = self._sizes[id(jaxpr)] = (sum(self.size(e) for e in getattr(jaxpr, "jaxpr", jaxpr).eqns), jaxpr)
@@ -217,6 +204,10 @@ def distinct_size(jaxpr) -> int:
     return len(eqns) + sum(count(j) for e in eqns if e.params for j in nested_jaxprs(e.params))
 
   return count(jaxpr)
+
+
+# XLA compiles this many instructions for an equation.
+_SIZES = dict.fromkeys(("random_bits", "random_split", "random_fold_in", "threefry2x32"), 100)
 
 
 class _Incomparable(Exception):

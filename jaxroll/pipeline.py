@@ -6,12 +6,15 @@ import contextlib
 import time
 import warnings
 from collections import defaultdict
+from typing import Any
 
 import jax
 
 from jaxroll import compat, cost, draws, where
 from jaxroll.convolutions import canonical_convolutions
 from jaxroll.fingerprint import Fingerprinter, distinct_size
+from jaxroll.inlining import write_out
+from jaxroll.nested import REWRITABLE, map_nested
 from jaxroll.options import RollOptions
 from jaxroll.plan import find_rolls
 from jaxroll.program import analyze
@@ -19,8 +22,7 @@ from jaxroll.report import RollReport, Refusal, RollRecord
 from jaxroll.rewrite import evaluate, loop_body
 from jaxroll.threefry import spell_out
 
-_MAX_DEPTH = 8
-_RECURSE = frozenset({"jit"})
+_MAX_DEPTH = 32
 
 
 class RollError(RuntimeError):
@@ -67,8 +69,9 @@ def roll_jaxpr(closed_jaxpr, options: RollOptions | None = None, *, platform: st
     with run.stage("random"):
       rolled = run.spell_out(rolled)
     if rolled is not closed_jaxpr:
-      with run.stage("check"):
-        _check(closed_jaxpr, rolled, options)
+      if options.is_strict:
+        with run.stage("check"):
+          compat.check_jaxpr(rolled)
   except Exception as error:  # by intent: no defect of the pass may reach the user as a crash
     if options.is_strict:
       raise
@@ -83,13 +86,13 @@ def roll_jaxpr(closed_jaxpr, options: RollOptions | None = None, *, platform: st
       draws=run.draws, seconds=dict(run.seconds))
 
 
-def _check(closed, rolled, options) -> None:
-  """Raises `RollError` unless both jaxprs have the same types."""
-  for what, a, b in (("input", closed.in_avals, rolled.in_avals), ("result", closed.out_avals, rolled.out_avals)):
-    if list(a) != list(b):
-      raise RollError(f"the rolled program's {what} types differ: {list(a)} became {list(b)}")
-  if options.is_strict:
-    compat.check_jaxpr(rolled)
+def _check_types(closed, rolled) -> None:
+  """Raises `RollError` unless both jaxprs have the same types and effects."""
+  for what, a, b in (("input types", closed.in_avals, rolled.in_avals),
+                     ("result types", closed.out_avals, rolled.out_avals),
+                     ("effects", closed.effects, rolled.effects)):
+    if a != b:
+      raise RollError(f"the rolled program's {what} differ: {a} became {b}")
 
 
 class _Pass:
@@ -102,7 +105,9 @@ class _Pass:
     self.refusals: list[Refusal] = []
     self.seconds: dict[str, float] = defaultdict(float)
     self.draws = 0
-    self._done: dict[int, tuple] = {}
+    self._done: dict[int, tuple] = {}  # by id: the rewritten jaxpr, and the one with this id, kept alive
+    self._functions: dict = {}  # those that loops call, by body
+    self._first: dict[tuple, Any] = {}  # by type and fingerprint
 
   @contextlib.contextmanager
   def stage(self, name: str):
@@ -112,19 +117,34 @@ class _Pass:
     finally:
       self.seconds[name] += time.perf_counter() - start
 
-  def rewrite(self, closed, depth: int):
-    """The closed jaxpr with its repeats rolled, or the same object."""
-    if depth > _MAX_DEPTH or compat.is_high(closed):
-      return closed
-    known = self._done.get(id(closed))
-    if known is None:
-      known = self._done[id(closed)] = (self._rewrite(closed, depth), closed)
-    return known[0]
+  def rewrite(self, jaxpr, depth: int):
+    """A closed jaxpr that computes what `jaxpr`, closed or open, does with its repeats rolled; or the same object."""
+    first = self.shared(jaxpr) if depth else jaxpr
+    if id(first) not in self._done:
+      rolled = self._rewrite(first, depth) if depth <= _MAX_DEPTH and compat.is_rewritable(first) else first
+      self._done[id(first)] = (rolled, first)
+      self._done[id(rolled)] = (rolled, rolled)  # what the pass wrote, it does not roll again
+    rolled, _ = self._done[id(first)]
+    return jaxpr if rolled is first else rolled
 
-  def _rewrite(self, closed, depth: int):
+  def shared(self, jaxpr):
+    """The first nested jaxpr seen that is equal to this one, so that equal bodies become one function."""
+    if id(jaxpr) in self._done:
+      return jaxpr
+    key = self.fingerprinter.find(jaxpr)
+    return jaxpr if key is None else self._first.setdefault((type(jaxpr), key), jaxpr)
+
+  def _rewrite(self, jaxpr, depth: int):
     place = len(self.records)
-    rolled = self._roll(self._nested(closed, depth), depth, place)
-    self._done[id(rolled)] = (rolled, rolled)  # what the pass wrote, it does not roll again
+    closed = compat.as_closed(jaxpr)
+    nested = self._nested(closed, depth)
+    with self.stage("analyze"):
+      written = write_out(nested, self.fingerprinter)
+    rolled = self._roll(written, depth, place)
+    rolled = nested if rolled is written else rolled
+    if rolled is closed:
+      return jaxpr
+    _check_types(closed, rolled)
     return rolled
 
   def _roll(self, closed, depth: int, place: int):
@@ -140,9 +160,10 @@ class _Pass:
     with self.stage("rewrite"):
       bodies = [None if loop is None else self._body(program, plan, loop) for loop in plan.loops]
     self.records[place:place] = [cost.record(program, plan, k, reasons[k], depth) for k, loop in enumerate(plan.loops) if loop]
-    bodies = [None if body is None else self.rewrite(body, depth + 1) for body in bodies]
+    bodies = [None if body is None else self.rewrite(self.shared(body), depth + 1) for body in bodies]
     with self.stage("rewrite"):
-      return jax.make_jaxpr(lambda *args: evaluate(program, plan, bodies, self.platform, args))(*closed.in_avals)
+      fun = lambda *args: evaluate(program, plan, bodies, self._functions, self.platform, args)
+      return jax.make_jaxpr(fun)(*closed.in_avals)
 
   def _plan(self, closed):
     with self.stage("analyze"):
@@ -165,17 +186,12 @@ class _Pass:
     return closed
 
   def _nested(self, closed, depth: int):
-    """Rolls within the jitted functions that a jaxpr calls."""
-    eqns = list(closed.jaxpr.eqns)
-    changed = False
-    for i, eqn in enumerate(eqns):
-      if eqn.primitive.name not in _RECURSE:
-        continue
-      inner = eqn.params["jaxpr"]
-      if len(inner.jaxpr.eqns) < self.options.min_trip_count:
-        continue
-      rolled = self.rewrite(inner, depth + 1)
-      if rolled is not inner:
-        eqns[i] = eqn.replace(params={**eqn.params, "jaxpr": rolled})
-        changed = True
-    return compat.replace_eqns(closed, eqns) if changed else closed
+    """Rolls within the jaxprs that equations hold."""
+    eqns = closed.jaxpr.eqns
+    rolled = [map_nested(e, lambda inner: self._inner(inner, depth)) if e.primitive.name in REWRITABLE else e
+              for e in eqns]
+    return compat.replace_eqns(closed, rolled) if any([a is not b for a, b in zip(eqns, rolled)]) else closed
+
+  def _inner(self, jaxpr, depth: int):
+    is_small = self.fingerprinter.jaxpr_size(jaxpr) < self.options.min_trip_count * self.options.min_body_eqns
+    return jaxpr if is_small else self.rewrite(jaxpr, depth + 1)

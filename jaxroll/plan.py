@@ -18,11 +18,11 @@ import dataclasses
 import numpy as np
 
 from jaxroll import compat
-from jaxroll.fingerprint import STATIC_OPERANDS
 from jaxroll.options import RollOptions
 from jaxroll.program import Program
 from jaxroll.repeats import Run, find_runs
 from jaxroll.report import Refusal
+from jaxroll.statics import STATIC_OPERANDS
 
 _ROUNDS = 3  # of search, each over what the ones before left over
 _TRIES_PER_RUN = 24  # attempts to find a consistent stretch in one run

@@ -9,6 +9,7 @@ Dead equations are left out, but for small ones that make an iteration like the 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections import Counter
 from typing import Any
 
@@ -21,19 +22,13 @@ from jaxroll.functions import array_key
 _SMALL_BYTES = 1 << 10  # of a dead equation's results, for it to be kept
 
 
-@dataclasses.dataclass(frozen=True)
-class Static:
-  """A static operand: an integer taken out of an equation's parameters."""
-
-  val: int
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class Program:
   """A closed jaxpr with its equations fingerprinted and its values numbered.
 
   Attributes:
     closed: the jaxpr.
+    fingerprinter: what fingerprinted it.
     eqns: its equations that are not left out, in trace order.
     fingerprints: int64[n], negative for equations that match no other.
     sizes: int64[n], equations counted with nested ones.
@@ -50,6 +45,7 @@ class Program:
   """
 
   closed: Any
+  fingerprinter: Fingerprinter
   eqns: tuple
   fingerprints: np.ndarray
   sizes: np.ndarray
@@ -76,12 +72,33 @@ class Program:
     """The same for their slots."""
     return (self.slot_start[start : start + period + 1] - self.slot_start[start]).tolist()
 
+  def constant(self, value: int) -> np.ndarray | None:
+    """What a value from outside is, if that is known and may be written anywhere."""
+    atom = self.outer[-1 - value] if value < 0 else None
+    if type(atom) is compat.Var:
+      atom = self.consts.get(atom)
+      return None if atom is None else compat.as_constant(atom)
+    if atom is None:
+      return None
+    if atom.aval is None or atom.aval.shape:
+      return compat.as_constant(atom.val)
+    return np.asarray(atom.val, atom.aval.dtype)
+
+  @functools.cached_property
+  def consts(self) -> dict:
+    """The jaxpr's constants by their variables."""
+    return dict(zip(self.jaxpr.constvars, self.closed.consts))
+
+  def maker(self, value: int) -> int | None:
+    """The equation that makes a value; None for one from outside."""
+    return int(np.searchsorted(self.out_start, value, "right")) - 1 if value >= 0 else None
+
   def aval(self, value: int):
-    """The type of a value; None for a static operand."""
+    """The type of a value; None for an integer that is a static operand."""
     if value >= 0:
       return self.out_vars[value].aval
     atom = self.outer[-1 - value]
-    return None if type(atom) is Static else atom.aval
+    return atom.aval
 
   def nbytes(self, value: int) -> int:
     return aval_bytes(self.aval(value))
@@ -133,7 +150,8 @@ def analyze(closed, fingerprinter: Fingerprinter) -> Program:
         operands.append(ids[atom])
     fp, statics = fingerprinter.equation(eqn, [avals[o] for o in operands])
     if statics:
-      operands += [new_outer(("static", int(s)), Static(int(s)), None) for s in statics]
+      types = [None if s.aval is None else fingerprinter.aval(s.aval) for s in statics]
+      operands += [new_outer(fingerprinter.static(s), s, t) for s, t in zip(statics, types)]
     first = len(out_vars)
     same = first
     if fp >= 0:
@@ -161,7 +179,8 @@ def analyze(closed, fingerprinter: Fingerprinter) -> Program:
   first_use[slots[inner][::-1]] = reader[inner][::-1]
   last_use[[r for r in results if r >= 0]] = len(eqns)
   return Program(
-      closed=closed, eqns=tuple(eqns), fingerprints=fingerprints, sizes=sizes, slots=slots, slot_start=slot_start,
+      closed=closed, fingerprinter=fingerprinter, eqns=tuple(eqns), fingerprints=fingerprints, sizes=sizes,
+      slots=slots, slot_start=slot_start,
       out_start=out_start, out_vars=tuple(out_vars),
       out_bytes=np.asarray([aval_bytes(v.aval) for v in out_vars], np.int64), outer=tuple(outer), results=results,
       canonical=canonical, first_use=first_use, last_use=last_use)

@@ -37,7 +37,7 @@ class RollRecord:
     reason: why so.
     trip_count: iterations.
     body_eqns: equations in the body, those of nested jaxprs not counted.
-    body_size: the same with nested ones counted.
+    body_size: the same as XLA meets them: nested ones counted, and a random-number generator as a hundred.
     carries, consts, xs, ys: how many of each the loop has; where it is no scan, values that go from one
       iteration to the next, inputs that are the same, inputs that differ, results that are read elsewhere.
     reverse: whether it runs from the last element of its xs to the first.

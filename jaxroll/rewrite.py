@@ -8,6 +8,8 @@ through `jax.lax.scan`, or as calls of a `jax.jit`ted function.
 from __future__ import annotations
 
 import functools
+import itertools
+import math
 from typing import Any, Callable
 
 import jax
@@ -16,23 +18,24 @@ import numpy as np
 from jax import lax
 
 from jaxroll import compat
-from jaxroll.fingerprint import STATIC_OPERANDS
+from jaxroll.parts import One, Part, Pieces, Source, Woven
 from jaxroll.plan import Carry, Const, Slices, Xs
-from jaxroll.program import Program, Static
-from jaxroll.schedule import STACKING, Loop, One, Part, Schedule, Source, Woven
+from jaxroll.program import Program
+from jaxroll.schedule import STACKING, Loop, Schedule
+from jaxroll.statics import Static, with_operands
 
 _FUSED_PARTS = 8  # XLA:CPU leaves longer concatenations alone
+_LARGEST_CONSTANT = 1 << 18  # bytes
 
-Transform = Callable[[Any], Any]
 
-
-def evaluate(program: Program, schedule: Schedule, bodies: list, platform: str | None, args) -> list:
+def evaluate(program: Program, schedule: Schedule, bodies: list, functions: dict, platform: str | None, args) -> list:
   """The program's results for these arguments, computed by the schedule.
 
-  `bodies` holds each loop's body as a closed jaxpr, from `loop_body`; `platform` is
-  where the program will run, None if that is not known.
+  `bodies` holds each loop's body as a closed jaxpr, from `loop_body`; `functions`, what
+  was made of bodies that are called, so that loops with the same body call the same
+  function; `platform` is where the program will run, None if that is not known.
   """
-  return _Evaluation(program, schedule, bodies, platform, args).run()
+  return _Evaluation(program, schedule, bodies, functions, platform, args).run()
 
 
 def loop_body(program: Program, schedule: Schedule, loop: Loop):
@@ -90,26 +93,17 @@ def _body_equations(program: Program, roll, j: int, of_input, named) -> list:
       read.append(of_input[-1 - b])
   first = int(program.out_start[e])
   outs = [named.get(first + i, v) for i, v in enumerate(eqn.outvars)]
-  moving = [roll.inputs[-1 - roll.bindings[k]] for k in range(hi - statics, hi)]
-  if all(isinstance(m, Const) for m in moving):
-    return [eqn.replace(invars=read, outvars=outs)]
-  # A static parameter that differs between iterations: compute it from operands.
-  rule = STATIC_OPERANDS[eqn.primitive]
-  indices = [np.int32(program.outer[-1 - m.value].val) if isinstance(m, Const) else None for m in moving]
-  index_args = [of_input[-1 - roll.bindings[k]] for k, i in zip(range(hi - statics, hi), indices) if i is None]
-
-  def apply(operands):
-    operands, given = operands[: len(read)], iter(operands[len(read) :])
-    return rule.apply(operands, [next(given) if i is None else i for i in indices], eqn.params)
-
-  return compat.splice(eqn.replace(invars=[*read, *index_args], outvars=outs), apply)
+  own = roll.bindings[hi - statics : hi]
+  moving = [None if isinstance(roll.inputs[-1 - b], Const) else of_input[-1 - b] for b in own]
+  return with_operands(eqn.replace(invars=read, outvars=outs), moving, program.fingerprinter.statics)
 
 
 class _Evaluation:
   """One walk over a schedule's steps, with the values made so far."""
 
-  def __init__(self, program: Program, schedule: Schedule, bodies, platform, args):
-    self.program, self.schedule, self.bodies, self.platform = program, schedule, bodies, platform
+  def __init__(self, program: Program, schedule: Schedule, bodies, functions, platform, args):
+    self.program, self.schedule, self.bodies = program, schedule, bodies
+    self.functions, self.platform = functions, platform
     self.outer = dict(zip(program.jaxpr.constvars, program.closed.consts))
     self.outer.update(zip(program.jaxpr.invars, args))
     self.made: dict[int, Any] = {}  # by resolved value
@@ -121,7 +115,12 @@ class _Evaluation:
       if isinstance(step, int):
         self.loop(step)
       else:
-        self.equations(step)
+        for is_collected, group in itertools.groupby(step, self.schedule.collected.__contains__):
+          if is_collected:
+            for e in group:
+              self.collect(e)
+          else:
+            self.equations(tuple(group))
     return [self.result(v, a) for v, a in zip(self.program.results, self.program.jaxpr.outvars)]
 
   def read(self, value: int) -> Any:
@@ -174,6 +173,26 @@ class _Evaluation:
     jaxpr = compat.open_jaxpr(program.jaxpr, inputs, variables, eqns)
     self.made.update(zip(outs, jax.core.eval_jaxpr(jaxpr, (), *inputs.values())))
 
+  def collect(self, e: int) -> None:
+    """An equation that puts values together along an axis, from the arrays in which they lie together."""
+    eqn = self.program.eqns[e]
+    is_stack = eqn.primitive.name == "stack"
+    axis = eqn.params["axis" if is_stack else "dimension"]
+    shape = eqn.outvars[0].aval.shape
+    before, after = shape[:axis], shape[axis + 1 :]
+    arrays = []
+    for part in self.schedule.collected[e]:
+      if isinstance(part, One):
+        array = self.array(part.value)
+        arrays.append(lax.expand_dims(array, (axis,)) if is_stack else array)
+        continue
+      array = self.assemble((part,))
+      length = array.size // (part.count * math.prod(before + after))  # of an element, along the axis
+      element = (*before, *after) if length == 1 else (*before, length, *after)
+      array = jnp.moveaxis(_reshaped(array, (part.count, *element)), 0, axis)
+      arrays.append(_reshaped(array, (*before, part.count * length, *after)))
+    self.made[int(self.program.out_start[e])] = arrays[0] if len(arrays) == 1 else lax.concatenate(arrays, axis)
+
   def loop(self, k: int) -> None:
     loop = self.schedule.loops[k]
     if loop.strategy in STACKING:
@@ -184,18 +203,24 @@ class _Evaluation:
   def calls(self, loop: Loop, body) -> None:
     """One call per iteration of one function, which lowering emits once."""
     roll = loop.roll
-
-    def call(*args):
-      return [_strong(o) for o in jax.core.eval_jaxpr(body.jaxpr, body.consts, *args)]
-
-    call.__name__ = loop.strategy + "_body"
-    call = compat.out_of_line(call) if loop.strategy == "call" else jax.jit(call)
+    call = self.function(loop.strategy, body)
     carried = [q for q in loop.ys if q in loop.carried]
     for trip in range(roll.trips):
       outs = dict(zip(loop.ys, call(*[self.argument(loop, roll.inputs[i], trip) for i in loop.inputs])))
       if loop.strategy == "fence" and carried:
         outs.update(zip(carried, compat.fence([outs[q] for q in carried], self.platform)))
       self.made.update((roll.value(trip, q), value) for q, value in outs.items())
+
+  def function(self, strategy: str, body) -> Callable:
+    """The body as a function that JAX calls, not evaluates."""
+    key = id(body), strategy
+    if key not in self.functions:
+      def call(*args):
+        return [_strong(o) for o in jax.core.eval_jaxpr(body.jaxpr, body.consts, *args)]
+
+      call.__name__ = strategy + "_body"
+      self.functions[key] = compat.out_of_line(call) if strategy == "call" else jax.jit(call)
+    return self.functions[key]
 
   def argument(self, loop: Loop, source, trip: int):
     """An input of the body in iteration `trip` of a roll that is not scanned."""
@@ -229,7 +254,7 @@ class _Evaluation:
         if isinstance(source, Carry):
           chain, lag = loop.registers[i]
           return registers[chain][lag - 1]
-        return x[i] if indexed[i] is None else lax.dynamic_index_in_dim(indexed[i], x[i], 0, keepdims=False)
+        return x[i] if indexed[i] is None else indexed[i](x[i])
       outs = jax.core.eval_jaxpr(
           body.jaxpr, body.consts, *[argument(i, s) for i, s in zip(loop.inputs, order)])
       outs = [_strong(o) for o in outs]
@@ -274,7 +299,7 @@ class _Evaluation:
     return lax.full(aval.shape, 0, aval.dtype)
 
   def xs(self, loop: Loop, i: int):
-    """The xs of an input, and the array that they index; None where they are the input itself."""
+    """The xs of an input, and how the input is read with an element of it; None where that is the input itself."""
     source = loop.roll.inputs[i]
     if isinstance(source, Slices):
       starts = source.starts[::-1] if loop.reverse else source.starts
@@ -285,18 +310,41 @@ class _Evaluation:
     ordered = source.values[::-1] if loop.reverse else source.values
     constants = constant_xs(self.program, ordered)
     if constants is not None:
-      return constants, None
+      return self.sequence(constants), None
     parts = loop.feeds[i]
     if is_indexed(parts):
-      part, = parts
-      indices = np.arange(part.count, dtype=np.int32) * np.int32(part.step) + np.int32(part.first)
-      return indices, self.stacks[part.loop, part.result]
+      return self.indexed(parts[0])
     if parts not in self.stacked:
       self.stacked[parts] = self.assemble(parts)
     return self.stacked[parts], None
 
+  def indexed(self, part: Part | Pieces):
+    """Indices as xs, and what reads the element at one of them."""
+    if isinstance(part, Part):
+      array = self.stacks[part.loop, part.result]
+      indices = np.arange(part.count, dtype=np.int32) * np.int32(part.step) + np.int32(part.first)
+      return self.sequence(indices), lambda k: lax.dynamic_index_in_dim(array, k, 0, keepdims=False)
+    array = self.array(part.value)
+    size = array.shape[part.axis] // part.available
+    return (self.sequence(np.asarray(part.indices, np.int32) * np.int32(size)),
+            lambda k: _reshaped(lax.dynamic_slice_in_dim(array, k, size, part.axis), part.shape))
+
+  def sequence(self, constants: np.ndarray):
+    """The constants; computed, if they are integers in even steps."""
+    if constants.dtype != np.int32 or constants.ndim != 1 or len(constants) < 3 or np.diff(constants, 2).any():
+      return constants
+    first, step = int(constants[0]), int(np.diff(constants)[0])
+    key = ("sequence", len(constants), first, step)
+    if key not in self.stacked:
+      array = lax.iota(np.int32, len(constants))
+      array = array if step == 1 else array * np.int32(step)
+      self.stacked[key] = array if first == 0 else array + np.int32(first)
+    return self.stacked[key]
+
   def assemble(self, parts: tuple[Source, ...]):
     """An array whose leading axis runs through the parts."""
+    if isinstance(parts[0], Pieces):
+      return _reshaped(self.array(parts[0].value), (parts[0].available, *parts[0].shape))
     if len(parts) == 1 and isinstance(parts[0], Part):
       return self.part(parts[0])
     if len(parts) == 1 and isinstance(parts[0], Woven):
@@ -318,20 +366,22 @@ class _Evaluation:
 
 
 def is_indexed(parts: tuple[Source, ...]) -> bool:
-  """Whether an xs is better read in the body, element by element, than cut out of an earlier loop's ys."""
-  return len(parts) == 1 and isinstance(parts[0], Part) and not parts[0].is_whole
+  """Whether an xs is better read in the body, element by element, than cut out of the array where it lies."""
+  return len(parts) == 1 and isinstance(parts[0], (Part, Pieces)) and not parts[0].is_whole
+
+
+def _reshaped(array, shape):
+  return array if array.shape == tuple(shape) else lax.reshape(array, shape)
 
 
 def constant_xs(program: Program, values) -> np.ndarray | None:
-  """The values as one constant array, if all are literals or static operands."""
-  if any(v >= 0 for v in values):
-    return None
-  atoms = [program.outer[-1 - v] for v in values]
-  if all(type(a) is Static for a in atoms):
-    return np.asarray([a.val for a in atoms], np.int32)
-  if all(type(a) is compat.Literal for a in atoms):
-    return np.stack([np.asarray(a.val, a.aval.dtype) for a in atoms])
-  return None
+  """The values as one constant array, if all are known and it is not large."""
+  arrays = []
+  for value in values:
+    arrays.append(program.constant(value))
+    if arrays[-1] is None or arrays[-1].nbytes * len(values) > _LARGEST_CONSTANT:
+      return None
+  return np.stack(arrays)
 
 
 def _weak(x) -> bool:

@@ -13,8 +13,10 @@ from collections import defaultdict
 import jax
 
 from jaxroll import compat
+from jaxroll.parts import Finder, Source
 from jaxroll.plan import Carry, Const, Roll, Slices, Xs, body_closure, home
-from jaxroll.program import Program, Static
+from jaxroll.program import Program
+from jaxroll.statics import Static
 
 
 # scan: one `lax.scan`; `batch`, the same for independent iterations of elementwise operations, as one vectorized
@@ -23,43 +25,6 @@ from jaxroll.program import Program, Static
 # `inline`, inlined by XLA, so that what it optimizes is the program as written.
 STRATEGIES = ("scan", "batch", "fence", "call", "inline")
 STACKING = ("scan", "batch")
-
-
-@dataclasses.dataclass(frozen=True)
-class Part:
-  """Elements `first`, `first + step`, ... (`count` of `available`) of what loop `loop` stacks of `result`.
-
-  A negative `result`, -1-i, is what the loop's input i, a carry, was at the start of each iteration.
-  """
-
-  loop: int
-  result: int
-  first: int
-  step: int
-  count: int
-  available: int
-
-  @property
-  def is_whole(self) -> bool:
-    """Whether this is the stacked array as it is."""
-    return (self.first, self.step, self.count) == (0, 1, self.available)
-
-
-@dataclasses.dataclass(frozen=True)
-class One:
-  """A single value."""
-
-  value: int
-
-
-@dataclasses.dataclass(frozen=True)
-class Woven:
-  """The elements of several parts of equal length in turn: the first of each, the second of each, and so on."""
-
-  parts: tuple[Part, ...]
-
-
-Source = Part | One | Woven
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,18 +89,19 @@ class Schedule:
   """A program's equations and loops in the order in which to run them.
 
   `steps` holds tuples of equation indices and `int` loop indices; `loops` is by
-  index, None for a loop that nothing needs. `resolve` maps a value to the one
-  that is computed in its stead.
+  index, None for a loop that nothing needs. `collected` has the parts of each
+  equation that puts loops' results together. `values.resolve` maps a value to the
+  one that is computed in its stead.
   """
 
   steps: tuple[tuple[int, ...] | int, ...]
   loops: tuple[Loop | None, ...]
+  collected: dict[int, tuple[Source, ...]]
   values: Values
   needed: frozenset[int]
 
 
 _HOISTED, _NOBODY = -1, -2
-_WAYS = 4  # ys that are woven into one xs
 
 
 class Values:
@@ -188,7 +154,9 @@ def schedule(program: Program, rolls: list[Roll], strategies: list[str]) -> Sche
   values = Values(program, rolls)
   scanned = [s in STACKING for s in strategies]
   reverse = _directions(program, rolls, values, scanned)
+  finder = Finder(program, rolls, values, scanned, reverse)
   steps = _order(program, rolls)
+  collected: dict[int, tuple[Source, ...]] = {}
   needed: set[int] = set()
   taken: list[dict[int, set[int]]] = [defaultdict(set) for _ in rolls]
   stacked: list[set[int]] = [set() for _ in rolls]
@@ -201,6 +169,13 @@ def schedule(program: Program, rolls: list[Roll], strategies: list[str]) -> Sche
     elif value >= 0:
       needed.add(value)
 
+  def need_parts(parts) -> None:
+    for part in parts:
+      for loop, result in part.reads:
+        stacked[loop].add(result)
+      if part.value is not None:
+        need(part.value)
+
   for value in program.results:
     need(value)
   kept: list[tuple[int, ...] | int] = []
@@ -210,7 +185,7 @@ def schedule(program: Program, rolls: list[Roll], strategies: list[str]) -> Sche
       if not taken[step] and not stacked[step]:
         continue
       if scanned[step]:
-        loop = _scan(program, rolls, values, scanned, reverse, step, taken[step], stacked[step], strategies[step])
+        loop = _scan(program, rolls[step], strategies[step], finder, reverse[step], taken[step], stacked[step])
       else:
         loop = _calls(program, rolls[step], strategies[step], taken[step])
       loops[step] = loop
@@ -222,13 +197,7 @@ def schedule(program: Program, rolls: list[Roll], strategies: list[str]) -> Sche
         for value in chain.inits:
           need(value)
       for parts in loop.feeds.values():
-        for part in parts:
-          if isinstance(part, One):
-            need(part.value)
-          else:
-            stacked_by = part.parts if isinstance(part, Woven) else (part,)
-            for p in stacked_by:
-              stacked[p.loop].add(p.result)
+        need_parts(parts)
       if not scanned[step]:
         for k in loop.inputs:
           source = loop.roll.inputs[k]
@@ -241,11 +210,16 @@ def schedule(program: Program, rolls: list[Roll], strategies: list[str]) -> Sche
         outs = range(program.out_start[e], program.out_start[e + 1])
         if program.eqns[e].effects or any(v in needed for v in outs):
           live.append(e)
+          parts = finder.collected(e)
+          if parts:
+            collected[e] = parts
+            need_parts(parts)
+            continue
           for value in program.slots[program.slot_start[e] : program.slot_start[e + 1]].tolist():
             need(value)
       if live:
         kept.append(tuple(reversed(live)))
-  return Schedule(tuple(reversed(kept)), tuple(loops), values, frozenset(needed))
+  return Schedule(tuple(reversed(kept)), tuple(loops), collected, values, frozenset(needed))
 
 
 def _order(program: Program, rolls: list[Roll]) -> list[tuple[int, ...] | int]:
@@ -295,9 +269,8 @@ def _calls(program: Program, roll: Roll, strategy: str, taken: dict[int, set[int
               {q: tuple(sorted(t)) for q, t in taken.items()})
 
 
-def _scan(program: Program, rolls, values: Values, scanned: list[bool], reverse: list[bool], k: int,
-          taken: dict[int, set[int]], stacked: set[int], strategy: str) -> Loop:
-  roll = rolls[k]
+def _scan(program: Program, roll: Roll, strategy: str, finder: Finder, reverse: bool, taken: dict[int, set[int]],
+          stacked: set[int]) -> Loop:
   results = {*taken, *(q for q in stacked if q >= 0)}
   carried_ys = tuple(sorted(-1 - q for q in stacked if q < 0))
   offsets, inputs = _live_body(program, roll, results | {roll.inputs[i].result for i in carried_ys})
@@ -318,9 +291,9 @@ def _scan(program: Program, rolls, values: Values, scanned: list[bool], reverse:
     else:
       ys.append(result)
   feeds = {
-      i: _parts(roll.inputs[i].values, values, rolls, scanned, reverse, reverse[k])
+      i: finder.parts(roll.inputs[i].values, reverse)
       for i in inputs if isinstance(roll.inputs[i], Xs) and program.aval(roll.inputs[i].values[0]) is not None}
-  return Loop(roll, strategy, reverse[k], offsets, inputs, chains, registers, feeds, tuple(lasts), tuple(ys), carried_ys,
+  return Loop(roll, strategy, reverse, offsets, inputs, chains, registers, feeds, tuple(lasts), tuple(ys), carried_ys,
               {q: tuple(sorted(taken[q])) for q in ys if taken.get(q)}, frozenset(stacked))
 
 
@@ -356,74 +329,3 @@ def _has_zero(aval) -> bool:
   if jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended):
     return False
   return compat.ShapedArray(aval.shape, aval.dtype) == aval.update(weak_type=False)
-
-
-def _parts(wanted: tuple[int, ...], values: Values, rolls, scanned: list[bool], reverse: list[bool],
-           backwards: bool) -> tuple[Source, ...]:
-  """The wanted values, in the order of the scan's leading axis, as parts of earlier ys and single values."""
-  parts: list[Source] = []
-  for value in wanted[::-1] if backwards else wanted:
-    value = values.resolve(value)
-    made = values.loop_result(value)
-    new: Part | One = One(value)
-    if made is not None and scanned[made[0]]:
-      loop, trip, result = made
-      new = Part(loop, result, _index(rolls[loop], reverse[loop], trip), 1, 1, rolls[loop].trips)
-    joined = _join(parts[-1], new, rolls, reverse) if parts else None
-    if joined:
-      parts[-1] = joined
-    else:
-      parts.append(new)
-  if len(parts) > 1:
-    for ways in range(2, min(_WAYS, len(wanted) // 2) + 1):
-      if len(parts) < ways or len(wanted) % ways:
-        continue
-      columns = [_parts(wanted[i::ways], values, rolls, scanned, reverse, backwards) for i in range(ways)]
-      if all(len(c) == 1 and isinstance(c[0], Part) for c in columns):
-        return (Woven(tuple(c[0] for c in (columns[::-1] if backwards else columns))),)
-  return tuple(_single(p, rolls, reverse) if isinstance(p, Part) and p.count == 1 else p for p in parts)
-
-
-def _index(roll: Roll, reverse: bool, trip: int) -> int:
-  return roll.trips - 1 - trip if reverse else trip
-
-
-def _join(last: Part | One, new: Part | One, rolls, reverse) -> Part | None:
-  """Both as one part, if the second continues the first."""
-  if isinstance(last, Part) and isinstance(new, Part):
-    if last.result < 0 <= new.result and last.loop == new.loop and rolls[new.loop].inputs[-1 - last.result].result == new.result:
-      new = _carried_in(new, -1 - last.result, reverse[new.loop])
-    if new is None or (last.loop, last.result) != (new.loop, new.result):
-      return None
-    step = new.first - (last.first + last.step * (last.count - 1))
-    if step in (1, -1) and (last.count == 1 or step == last.step):
-      return dataclasses.replace(last, step=step, count=last.count + 1)
-    return None
-  if isinstance(last, One) and isinstance(new, One):
-    return None
-  # A carry's first value and its later ones: what the carry was at each iteration's start.
-  part, one = (last, new) if isinstance(last, Part) else (new, last)
-  if part.result < 0:
-    return None
-  roll = rolls[part.loop]
-  i = next((i for i, s in enumerate(roll.inputs)
-            if isinstance(s, Carry) and (s.result, s.lag, s.inits) == (part.result, 1, (one.value,))), None)
-  carried = None if i is None else _carried_in(part, i, reverse[part.loop])
-  if carried is None:
-    return None
-  start = Part(part.loop, -1 - i, _index(roll, reverse[part.loop], 0), 1, 1, roll.trips)
-  return _join(carried, start, rolls, reverse) if part is last else _join(start, carried, rolls, reverse)
-
-
-def _carried_in(part: Part, i: int, is_reverse: bool) -> Part | None:
-  """The same values as a part of what carry `i` was at each iteration's start: one iteration later."""
-  later = -1 if is_reverse else 1
-  first, last = part.first + later, part.first + part.step * (part.count - 1) + later
-  if not (0 <= first < part.available and 0 <= last < part.available):
-    return None  # what the last iteration makes is no later one's start
-  return dataclasses.replace(part, result=-1 - i, first=first)
-
-
-def _single(part: Part, rolls, reverse) -> One:
-  roll = rolls[part.loop]
-  return One(roll.value(_index(roll, reverse[part.loop], part.first), part.result))

@@ -19,9 +19,8 @@ import numpy as np
 from jax import lax
 
 from jaxroll import compat
+from jaxroll.nested import REWRITABLE, map_nested
 
-# The jaxprs in equations' parameters that are walked; what is under a mesh, or goes through rules, is not.
-_WALKED = {"jit": ("jaxpr",), "scan": ("jaxpr",), "while": ("cond_jaxpr", "body_jaxpr"), "cond": ("branches",)}
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 
 
@@ -51,31 +50,28 @@ class _Speller:
     self.memo: dict = {}  # by id of a jaxpr; holds both, so that ids stay theirs
     self.shared: dict = {}  # one jitted function per kind of draw, which lowering emits once
 
-  def walk(self, closed):
-    found = self.memo.get(id(closed))
+  def walk(self, jaxpr):
+    """A closed jaxpr that does the same, or the same object."""
+    found = self.memo.get(id(jaxpr))
     if found is None:
-      found = self.memo[id(closed)] = (self._walk(closed), closed)
+      found = self.memo[id(jaxpr)] = (self._walk(jaxpr), jaxpr)
     return found[0]
 
-  def _walk(self, closed):
+  def _walk(self, jaxpr):
+    closed = compat.as_closed(jaxpr)
     eqns, changed = [], False
     for eqn in closed.jaxpr.eqns:
       new = self._equation(eqn)
       changed |= new is not None
       eqns += [eqn] if new is None else new
-    return compat.replace_eqns(closed, eqns) if changed else closed
+    return compat.replace_eqns(closed, eqns) if changed else jaxpr
 
   def _equation(self, eqn):
     """What stands for an equation, None for itself."""
     name = eqn.primitive.name
-    if name in _WALKED:
-      params = {}
-      for key in _WALKED[name]:
-        old = eqn.params[key]
-        new = tuple(map(self.walk, old)) if isinstance(old, tuple) else self.walk(old)
-        if any(a is not b for a, b in zip(new, old)) if isinstance(old, tuple) else new is not old:
-          params[key] = new
-      return [eqn.replace(params={**eqn.params, **params})] if params else None
+    if name in REWRITABLE:
+      walked = map_nested(eqn, self.walk)
+      return None if walked is eqn else [walked]
     if name == "threefry2x32" and self.mode == "auto" and compat.is_static(eqn):
       self.count += 1
       with compat.context(eqn):

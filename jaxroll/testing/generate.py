@@ -2,7 +2,8 @@
 
 A program is a few *layers* of one body, a short random sequence of operations over a pool of values
 of one shape and dtype, laid out as one of several structures: a chain, two chains of which the
-second reads what the first made, interleaved chains, nested ones, independent updates. In about half
+second reads what the first made, interleaved chains, nested ones, independent updates. Some stand
+within a `scan`, a `cond`, a `checkpoint`, a custom derivative. In about half
 of them one layer is spoiled: it differs from the others in one way that the pass must notice.
 """
 
@@ -137,6 +138,29 @@ def _inner_scan(a, b):
   return lax.scan(lambda h, x: (h * 0.5 + x, h), a, jnp.stack([a, b]))[0]
 
 
+def _padded(a, i):
+  return jnp.pad(a[..., :2], [(0, 0)] * (a.ndim - 1) + [(i, 9 - i)])[..., 4:8]
+
+
+def _same_with_rule(fun):
+  f = jax.custom_jvp(fun)
+  f.defjvp(lambda p, t: jax.jvp(fun, p, t))
+  return f
+
+
+# How a whole program is wrapped, given its arguments.
+_WITHIN = {
+    "": lambda fun, args: fun(args),
+    "jit": lambda fun, args: jax.jit(fun)(args),
+    "scan": lambda fun, args: lax.scan(lambda c, x: (c + x, fun(args)), 0., jnp.ones(2))[1],
+    "cond": lambda fun, args: lax.cond(args["flag"], fun, lambda args: fun({**args, "x": args["x"][::-1]}), args),
+    "checkpoint": lambda fun, args: jax.checkpoint(fun)(args),
+    "custom_jvp": lambda fun, args: _same_with_rule(fun)(args),
+    "scan of checkpoint": lambda fun, args: lax.scan(
+        lambda c, x: (c, jax.checkpoint(fun)(args)), 0, None, length=2)[1],
+}
+
+
 def _while(a):
   return lax.while_loop(lambda s: s[0] < 3, lambda s: (s[0] + 1, s[1] ^ s[0].astype(s[1].dtype)), (0, a))[1]
 
@@ -171,6 +195,13 @@ _OPS = {
     "zeros": _Op(lambda l, c, a, b: a * jnp.zeros(l.shape, l.dtype)),
     "iota": _Op(lambda l, c, a, b: a + jnp.arange(4, dtype=l.dtype), "fi", "four"),
     "jit": _Op(lambda l, c, a, b: jax.jit(lambda x, y: jnp.tanh(x) * c + y)(a, b)),
+    "jit_literal": _Op(lambda l, c, a, b: jax.jit(lambda x: jnp.sin(x * l.literal) + c)(a), "f", "literal"),
+    "jit_int": _Op(lambda l, c, a, b: jax.jit(lambda x: jax.jit(lambda y: y ^ l.index)(x) + l.index)(a), "i"),
+    "jit_slice": _Op(lambda l, c, a, b: jax.jit(lambda x, t: x + t[l.index])(a, l.table), "fci", "table"),
+    "remat_literal": _Op(
+        lambda l, c, a, b: jax.checkpoint(lambda x: jnp.sin(jnp.sin(x) * l.literal))(a), "f", "literal"),
+    "pad": _Op(lambda l, c, a, b: a + _padded(a, l.index), "f", "four"),
+    "write": _Op(lambda l, c, a, b: a + l.table.at[l.index].set(b).sum(0) * 0.1, "f", "table"),
     "jit_const": _Op(lambda l, c, a, b: jax.jit(lambda x: x + l.const)(a), "fci", "const"),
     "vjp": _Op(lambda l, c, a, b: _custom_vjp(c)(a), "f"),
     "vjp2": _Op(lambda l, c, a, b: _custom_vjp_with_residual(c, 0.5)(jnp.tanh(a), b), "f"),
@@ -223,7 +254,7 @@ class _Maker:
     self.n = int(random.randint(2, 9))
     self.streams = int(self.one_of((1, 1, 1, 2, 2, 3)))
     self.structure = self.one_of(_STRUCTURES)
-    self.weights = self.one_of(("list", "list", "stacked", "shared", "alternate", "const", "none"))
+    self.weights = self.one_of(("list", "list", "stacked", "unstacked", "shared", "alternate", "const", "none"))
     self.keys = self.one_of(("none", "none", "split", "array", "presplit", "fold", "hash", "shared"))
     self.literals = self.one_of(("same", "index", "steps", "any"))
     self.spoil = self.one_of(_SPOILS) if self.chance(0.5) else ""
@@ -305,7 +336,7 @@ class _Maker:
     args["columns"] = self.array(*self.shape, n)
     args["flag"] = np.bool_(self.chance(0.5))
     count = {"list": n, "alternate": (n + 1) // 2, "const": 0, "none": 0}.get(self.weights, 1)
-    stack = (n,) if self.weights == "stacked" else ()
+    stack = (n,) if self.weights in ("stacked", "unstacked") else ()
     scale = 1 if self.kind == "i" else np.asarray(0.6, self.dtype)
     args["w"] = [self.array(*stack, four, four) * scale for _ in range(count)]
     args["b"] = [self.array(*stack, *self.shape) for _ in range(count)]
@@ -334,6 +365,11 @@ class _Maker:
       weight, bias = args["w"][i // 2], args["b"][i // 2]
     elif self.weights == "stacked":
       weight, bias = args["w"][0][j], args["b"][0][j]
+    elif self.weights == "unstacked":
+      if "unstacked" not in state:
+        order = self.way[1] and slice(None, None, -1) or slice(None)
+        state["unstacked"] = list(zip(jnp.unstack(args["w"][0])[order], list(args["b"][0])[order]))
+      weight, bias = state["unstacked"][j]
     elif self.weights == "shared":
       weight, bias = args["w"][0], args["b"][0]
     elif self.weights == "const":
@@ -377,9 +413,10 @@ class _Maker:
     accumulate = self.one_of(("", "", "weak", "array", "scalar"))
     returned = self.one_of(("streams", "streams", "list", "stack", "concatenate", "some", "last", "total"))
     odd = self.one_of(("", "", "", "input", "twice", "constant", "unused"))
+    within = "" if self.chance(0.5) else self.one_of(tuple(_WITHIN))
     weak_start = self.shape == () and self.dtype == jnp.float32 and self.chance(0.5)
 
-    def fun(args):
+    def plain(args):
       streams = [0.0, *args["x"][1:]] if weak_start else list(args["x"])
       streams, kept = emit(args, streams, bodies, second)
       results = list(streams) if returned in ("streams", "list", "some") else [streams[0]]
@@ -409,12 +446,13 @@ class _Maker:
         _ = results[0] * 2
       return tuple(results)
 
+    fun = lambda args: _WITHIN[within](plain, args)
     what = f"spoiled {self.spoil} of layer {self.spoiled}" if self.spoil else "not spoiled"
     steps = " ".join(f"{s.op}{list(s.reads)}" for s in body.steps)
     description = (
         f"{self.structure} n={self.n} {self.dtype}{list(self.shape)} streams={self.streams} weights={self.weights} "
         f"keys={self.keys} literals={self.literals} returned={returned} accumulate={accumulate or None} "
-        f"odd={odd or None}, {what}; body: {steps} -> {list(body.picks)} kept {body.kept}")
+        f"odd={odd or None} within={within or None}, {what}; body: {steps} -> {list(body.picks)} kept {body.kept}")
     rounds = any(s.op == "cast" for b in (*bodies, second) for s in b.steps)
     ulps = 16 if self.dtype == jnp.bfloat16 else 1 << 17 if rounds else 4096
     return GeneratedProgram(fun, (args,), description, 0 if self.spoil else self.n, ulps)

@@ -1,0 +1,146 @@
+"""Static operands: what an equation holds that may differ between iterations.
+
+They are left out of its fingerprint and count as operands of their own, so that
+equations that differ in nothing else share a body, in which they are data:
+
+  integers that a rule in `STATIC_OPERANDS` takes out of the parameters, such as where a slice starts;
+  literals, arrays closed over, and static operands within the jaxpr of a `jit` or a `checkpoint`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Callable
+
+import numpy as np
+from jax import lax
+
+from jaxroll import compat
+
+_MOST = 300  # static operands of one equation; with more it matches only if all are the same
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Static:
+  """A static operand that is no literal: an int, or with a type, an array."""
+
+  val: Any
+  aval: Any = None
+
+
+class StaticOperands:
+  """How a primitive's static parameters become operands.
+
+  `split(params)` gives the parameters that must be equal and the integers that
+  may differ; `apply(operand_values, integers, params)` computes the equation with
+  the integers given as int32 scalars, bit for bit as the primitive would.
+  """
+
+  def __init__(self, split: Callable, apply: Callable):
+    self.split, self.apply = split, apply
+
+
+def _split_slice(params):
+  starts, limits = params["start_indices"], params["limit_indices"]
+  if not all(isinstance(i, (int, np.integer)) for i in (*starts, *limits)):
+    return (starts, limits, params["strides"]), ()  # symbolic: compared as it stands
+  strides = params["strides"] or (1,) * len(starts)
+  reach = [(b - a - 1) // s * s + 1 if b > a else 0 for a, b, s in zip(starts, limits, strides)]  # first to last
+  return (tuple(reach), tuple(strides)), tuple(starts)
+
+
+def _apply_slice(operands, starts, params):
+  (sizes, strides), _ = _split_slice(params)
+  out = lax.dynamic_slice(operands[0], starts, sizes)
+  if any(s != 1 for s in strides):
+    out = lax.slice(out, (0,) * len(sizes), sizes, strides)
+  return [out]
+
+
+def _split_pad(params):
+  config = params["padding_config"]
+  if not all(isinstance(i, (int, np.integer)) and i >= 0 for c in config for i in c):
+    return (config,), ()  # symbolic, or cropping
+  return tuple([(int(low + high), int(gap)) for low, high, gap in config]), tuple([int(low) for low, _, _ in config])
+
+
+def _apply_pad(operands, starts, params):
+  operand, fill = operands
+  spread = lax.pad(operand, fill, [(0, 0, gap) for _, _, gap in params["padding_config"]])
+  shape = [n + low + high for n, (low, high, _) in zip(spread.shape, params["padding_config"])]
+  return [lax.dynamic_update_slice(lax.broadcast(fill, shape), spread, starts)]
+
+
+STATIC_OPERANDS = {
+    compat.slice_p: StaticOperands(_split_slice, _apply_slice),
+    compat.pad_p: StaticOperands(_split_pad, _apply_pad),
+}
+
+
+def static_operands(eqn, memo: dict) -> tuple[Static | compat.Literal, ...]:
+  """The static operands of an equation, in an order that equations of the same fingerprint share.
+
+  `memo` keeps those of nested jaxprs from call to call.
+  """
+  rule = STATIC_OPERANDS.get(eqn.primitive)
+  if rule is not None:
+    return tuple([Static(int(i)) for i in rule.split(eqn.params)[1]])
+  return _held_by(eqn.params["jaxpr"], memo) if compat.takes_more_operands(eqn) else ()
+
+
+def _held_by(jaxpr, memo: dict) -> tuple:
+  found = memo.get(id(jaxpr))
+  if found is None:
+    inner = getattr(jaxpr, "jaxpr", jaxpr)
+    held = [Static(c, v.aval) for v, c in zip(inner.constvars, getattr(jaxpr, "consts", ()))]
+    for eqn in inner.eqns:
+      held += [a for a in eqn.invars if type(a) is compat.Literal]
+      held += static_operands(eqn, memo)
+      if len(held) > _MOST:
+        held = []
+        break
+    found = memo[id(jaxpr)] = (tuple(held), jaxpr)
+  return found[0]
+
+
+def with_operands(eqn, moving: list, memo: dict) -> list:
+  """Equations that compute `eqn` with some of its static operands given.
+
+  `moving` has, for each static operand, the variable that holds it, or None if it
+  stays what it is. `memo` is that of `static_operands`.
+  """
+  given = [v for v in moving if v is not None]
+  if not given:
+    return [eqn]
+  rule = STATIC_OPERANDS.get(eqn.primitive)
+  if rule is None:
+    return [compat.with_more_operands(eqn, _opened(eqn.params["jaxpr"], moving, memo), given)]
+  fixed = [s.val for s in static_operands(eqn, memo)]
+  count = len(eqn.invars)
+
+  def apply(operands):
+    rest = iter(operands[count:])
+    integers = [np.int32(i) if v is None else next(rest) for i, v in zip(fixed, moving)]
+    return rule.apply(operands[:count], integers, eqn.params)
+
+  return compat.splice(eqn.replace(invars=[*eqn.invars, *given]), apply)
+
+
+def _opened(jaxpr, moving: list, memo: dict):
+  """The jaxpr with an argument more for each of its static operands that moves."""
+  inner = getattr(jaxpr, "jaxpr", jaxpr)
+  held = _held_by(jaxpr, memo)
+  avals = [compat.ShapedArray((), np.dtype(np.int32)) if h.aval is None else h.aval for h in held]
+  fresh = iter(compat.fresh_vars([a for a, v in zip(avals, moving) if v is not None]))
+  arguments = [None if v is None else next(fresh) for v in moving]
+  rest = iter(arguments)
+  consts = [(v, c, next(rest)) for v, c in zip(inner.constvars, getattr(jaxpr, "consts", ()))]
+  renamed = {v: new for v, _, new in consts if new is not None}
+  eqns = []
+  for eqn in inner.eqns:
+    read = [(next(rest) or a) if type(a) is compat.Literal else renamed.get(a, a) for a in eqn.invars]
+    own = [next(rest) for _ in static_operands(eqn, memo)]
+    eqns += with_operands(eqn.replace(invars=read), own, memo)
+  outvars = [a if type(a) is compat.Literal else renamed.get(a, a) for a in inner.outvars]
+  kept = [(v, c) for v, c, new in consts if new is None]
+  return compat.with_more_inputs(jaxpr, kept, [a for a in arguments if a is not None], outvars, eqns)
