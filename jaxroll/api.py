@@ -6,19 +6,26 @@ import contextlib
 import contextvars
 import dataclasses
 import functools
+import inspect
+import sys
+import threading
 import time
 import types
+import warnings
+import weakref
 from typing import Any, Callable
 
 import jax
 
-from jaxroll import compat, where
+from jaxroll import compat, exempt, where
 from jaxroll.options import RollOptions
 from jaxroll.pipeline import roll_jaxpr
 from jaxroll.report import RollReport
 
 _LONG = 1000  # equations of a program that is better called than evaluated, if nothing in it was rolled
 
+# Called with every report, in whatever thread.
+listeners_everywhere: list[Callable] = []
 _listeners: contextvars.ContextVar[tuple[Callable, ...]] = contextvars.ContextVar("jaxroll_listeners", default=())
 
 
@@ -65,20 +72,23 @@ def roll(fun: Callable, options: RollOptions | None = None) -> Callable:
   True
   """
   _check_callable(fun)
-  return _rolled(fun, _checked(options), {})
+  options = checked(options)
 
-
-def _rolled(fun: Callable, options: RollOptions, jit_options: dict) -> Callable:
   @functools.wraps(fun)
   def rolled(*args, **kwargs):
-    if options.is_off or not compat.under_jit():
-      return fun(*args, **kwargs)
-    return _trace_and_roll(fun, options, jit_options, args, kwargs)
+    return _call(fun, options, None, args, kwargs)
 
   return rolled
 
 
-def roll_jit(fun: Callable | None = None, /, *, roll: RollOptions | None = None, **jit_options) -> Any:
+class _Unset:
+  """No function given."""
+
+  def __repr__(self):
+    return "<unset>"
+
+
+def roll_jit(fun: Callable = _Unset(), /, *, roll: RollOptions | None = None, **jit_options) -> Any:
   """`jax.jit` with repeated code rolled into loops, so that it compiles faster.
 
   A drop-in replacement: what it returns is `jax.jit`'s own object, and
@@ -98,26 +108,120 @@ def roll_jit(fun: Callable | None = None, /, *, roll: RollOptions | None = None,
   >>> f([jnp.eye(3)] * 12, jnp.zeros(3))
   Array([0., 0., 0.], dtype=float32)
   """
-  options = _checked(roll)
+  options = checked(roll)
   misplaced = [name for name in jit_options if name in _OPTION_NAMES]
   if misplaced:
     raise TypeError(f"roll_jit got {misplaced[0]!r}, an option of the pass: give roll=RollOptions({misplaced[0]}=...)")
-  if fun is None:
+  if isinstance(fun, _Unset):
+    jax.jit(**jit_options)  # for its TypeErrors
     return functools.partial(roll_jit, roll=options, **jit_options)
-  _check_callable(fun)
-  jitted = jax.jit(_rolled(fun, options, jit_options), **jit_options)
+  if not callable(fun) or isinstance(fun, staticmethod) or inspect.isgeneratorfunction(fun):
+    return jax.jit(fun, **jit_options)  # for its TypeErrors
+  with _warnings_of_the_caller() if jit_options.keys() & {"backend", "device"} else contextlib.nullcontext():
+    jitted = jax.jit(_rolled(fun, options, where.asked_platform(jit_options)), **jit_options)
+  jitted.__dict__.update(getattr(fun, "__dict__", {}))
   jitted.__wrapped__ = fun
-  jitted.__jaxroll__ = _Origin(fun, options, jit_options)
+  jitted.__jaxroll__ = _Origin(fun, options, jit_options, weakref.ref(jitted))
   return jitted
 
 
 @dataclasses.dataclass(frozen=True)
 class _Origin:
-  """What a `roll_jit`ted function was made of."""
+  """What a `roll_jit`ted function, `owner`, was made of."""
 
   fun: Callable
   options: RollOptions
   jit_options: dict
+  owner: weakref.ref
+
+
+class _Rolled:
+  """What `roll_jit` gives to `jax.jit` in a function's place: calls it, rolled, and else looks like it.
+
+  JAX's caches go by this object, and forget it when it dies. So it lives as long as the function does, which it must
+  not keep alive.
+  """
+
+  __slots__ = ("_fun", "_options", "_platform", "__weakref__")
+
+  def __init__(self, fun: Callable, options: RollOptions, platform: str | None, weak: bool):
+    self._fun = weakref.ref(fun) if weak else lambda: fun
+    self._options, self._platform = options, platform
+
+  def __call__(self, *args, **kwargs):
+    return _call(self._fun(), self._options, self._platform, args, kwargs)
+
+  def __getattr__(self, name):
+    return getattr(self._fun(), name)
+
+  @property
+  def __wrapped__(self):
+    return _innermost(self._fun())
+
+  @property
+  def __name__(self):
+    return _innermost(self._fun()).__name__
+
+  @property
+  def __signature__(self):
+    return inspect.signature(self._fun())
+
+  @property
+  def __module__(self):
+    return self._fun().__module__
+
+  @property
+  def __doc__(self):
+    return self._fun().__doc__
+
+  def __repr__(self):
+    return repr(self._fun())
+
+  def __hash__(self):
+    return hash(self._fun())
+
+  def __eq__(self, other):
+    if self is other or not isinstance(other, _Rolled):
+      return self is other
+    return (self._options, self._platform) == (other._options, other._platform) and self._fun() == other._fun()
+
+  def __reduce__(self):
+    return _rolled, (self._fun(), self._options, self._platform)
+
+
+_all_rolled: weakref.WeakKeyDictionary[Callable, dict] = weakref.WeakKeyDictionary()
+_all_rolled_lock = threading.Lock()
+
+
+def _rolled(fun: Callable, options: RollOptions, platform: str | None) -> _Rolled:
+  """The one `_Rolled` for these, for as long as the function lives."""
+  key = options, platform
+  with contextlib.suppress(TypeError), _all_rolled_lock:  # a function that can't be hashed, or has no weak references
+    of_fun = _all_rolled.setdefault(fun, {})
+    if key not in of_fun:
+      of_fun[key] = _Rolled(fun, options, platform, weak=True)
+    if of_fun[key]._fun() is fun:  # and not an equal one
+      return of_fun[key]
+  return _Rolled(fun, options, platform, weak=False)
+
+
+def _innermost(fun: Callable) -> Callable:
+  while isinstance(fun, functools.partial):
+    fun = fun.func
+  return fun
+
+
+@contextlib.contextmanager
+def _warnings_of_the_caller():
+  """Warnings raised within appear at the first frame outside of this package, as if this were not there."""
+  with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    yield
+  depth, frame = 1, sys._getframe()
+  while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] in ("jaxroll", "contextlib"):
+    depth, frame = depth + 1, frame.f_back
+  for warning in caught:
+    warnings.warn(warning.message, warning.category, stacklevel=depth)
 
 
 def explain(fun: Callable, options: RollOptions | None = None) -> Callable[..., RollReport]:
@@ -142,12 +246,14 @@ def explain(fun: Callable, options: RollOptions | None = None) -> Callable[..., 
   if isinstance(fun, types.MethodType):
     return functools.partial(explain(fun.__func__, options), fun.__self__)
   origin = getattr(fun, "__jaxroll__", None)
+  if origin is not None and origin.owner() is not fun:
+    origin = None  # copied from another function by `functools.wraps`
   if origin is not None:
     options = origin.options if options is None else options
     tracer = jax.jit(functools.wraps(origin.fun)(lambda *a, **k: origin.fun(*a, **k)), **origin.jit_options)
   else:
     tracer = fun if hasattr(fun, "trace") else None
-  options = _checked(options)
+  options = checked(options)
 
   def explained(*args, **kwargs) -> RollReport:
     start = time.perf_counter()
@@ -157,18 +263,25 @@ def explain(fun: Callable, options: RollOptions | None = None) -> Callable[..., 
       closed = _trace(fun, args, kwargs, _is_array).closed
     seconds = time.perf_counter() - start
     platform = where.platform_of(origin.jit_options if origin else {})
-    return _timed(roll_jaxpr(closed, options, platform=platform)[1], seconds)
+    return _told(roll_jaxpr(closed, options, platform=platform)[1], seconds, origin.fun if origin else fun)
 
   return explained
 
 
-def _trace_and_roll(fun, options, jit_options, args, kwargs):
+def _call(fun, options, platform, args, kwargs):
+  """`fun(*args, **kwargs)`, rolled if under a `jax.jit`."""
+  if options.is_off or not compat.under_jit() or exempt.is_active():
+    return fun(*args, **kwargs)
+  return _trace_and_roll(fun, options, platform or where.default_platform(), args, kwargs)
+
+
+def _trace_and_roll(fun, options, platform, args, kwargs):
   start = time.perf_counter()
   traced = _trace(fun, args, kwargs, lambda leaf: isinstance(leaf, jax.core.Tracer))
   seconds = time.perf_counter() - start
-  rolled, report = roll_jaxpr(traced.closed, options, platform=where.platform_of(jit_options))
-  for listen in _listeners.get():
-    listen(_timed(report, seconds))
+  rolled, report = roll_jaxpr(traced.closed, options, platform=platform)
+  for listen in (*_listeners.get(), *listeners_everywhere):
+    listen(_told(report, seconds, fun))
   if rolled is traced.closed and len(rolled.jaxpr.eqns) >= _LONG:
     outs = jax.tree.leaves(jax.jit(traced.fun)(*traced.args, **traced.kwargs))  # one equation, not all anew
   else:
@@ -240,15 +353,17 @@ def _check_callable(fun) -> None:
     raise TypeError(f"Expected a callable value, got {fun}")
 
 
-def _timed(report: RollReport, trace_seconds: float) -> RollReport:
-  return dataclasses.replace(report, seconds={"trace": trace_seconds, **report.seconds})
+def _told(report: RollReport, trace_seconds: float, fun: Callable) -> RollReport:
+  """The report with what only the caller of the pass knows."""
+  return dataclasses.replace(
+      report, seconds={"trace": trace_seconds, **report.seconds}, function=compat.definition(fun))
 
 
 def _is_array(leaf) -> bool:
   return hasattr(leaf, "dtype") and hasattr(leaf, "shape") or isinstance(leaf, (bool, int, float, complex))
 
 
-def _checked(options) -> RollOptions:
+def checked(options) -> RollOptions:
   if options is None:
     return RollOptions()
   if not isinstance(options, RollOptions):

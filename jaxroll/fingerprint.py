@@ -20,7 +20,7 @@ import jax
 import numpy as np
 from jax import lax
 
-from jaxroll import compat
+from jaxroll import compat, exempt
 from jaxroll.functions import array_key, function_key
 
 # Primitives whose equations are never equal to another: they draw state from outside.
@@ -111,7 +111,7 @@ class Fingerprinter:
     key, statics = (None, ()) if rule is None else rule.split(params)
     outs = [self.aval(v.aval) for v in eqn.outvars]
     if ((eqn.effects and not compat.is_pure(eqn.effects)) or primitive.name in _STATEFUL
-        or not all([a[2] for a in operand_avals]) or not all([a[2] for a in outs])):
+        or not all([a[2] for a in operand_avals]) or not all([a[2] for a in outs]) or exempt.is_exempt(eqn)):
       return self.unique(), statics
     if rule is None:
       key = self._params(primitive, params)

@@ -9,7 +9,7 @@ from collections import defaultdict
 
 import jax
 
-from jaxroll import compat, cost, where
+from jaxroll import compat, cost, exempt, where
 from jaxroll.convolutions import canonical_convolutions
 from jaxroll.fingerprint import Fingerprinter, distinct_size
 from jaxroll.options import RollOptions
@@ -77,7 +77,7 @@ def roll_jaxpr(closed_jaxpr, options: RollOptions | None = None, *, platform: st
   return rolled, RollReport(
       rolls=tuple(run.records), refusals=tuple(run.refusals), eqns_before=before, eqns_after=len(rolled.jaxpr.eqns),
       size_before=distinct_size(closed_jaxpr), size_after=distinct_size(rolled),
-      seconds=dict(run.seconds))
+      exempt=run.exempt, seconds=dict(run.seconds))
 
 
 def _check(closed, rolled, options) -> None:
@@ -97,6 +97,7 @@ class _Pass:
     self.fingerprinter = Fingerprinter()
     self.records: list[RollRecord] = []
     self.refusals: list[Refusal] = []
+    self.exempt = 0
     self.seconds: dict[str, float] = defaultdict(float)
     self._done: dict[int, tuple] = {}
 
@@ -151,6 +152,9 @@ class _Pass:
     eqns = list(closed.jaxpr.eqns)
     changed = False
     for i, eqn in enumerate(eqns):
+      if exempt.is_exempt(eqn):
+        self.exempt += self.fingerprinter.size(eqn)
+        continue
       if eqn.primitive.name not in _RECURSE:
         continue
       inner = eqn.params["jaxpr"]

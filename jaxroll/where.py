@@ -19,13 +19,18 @@ def default_platform() -> str | None:
 
 def platform_of(jit_options: dict) -> str | None:
   """The platform that `jax.jit`'s options ask for, else the default one."""
+  return asked_platform(jit_options) or default_platform()
+
+
+def asked_platform(jit_options: dict) -> str | None:
+  """The platform that `jax.jit`'s options ask for; None if they leave it open."""
   if jit_options.get("backend") is not None:
     return str(jit_options["backend"])
   if jit_options.get("device") is not None:
-    return jit_options["device"].platform
+    return getattr(jit_options["device"], "platform", None)
   shardings = [jit_options.get("in_shardings"), jit_options.get("out_shardings")]
   for leaf in jax.tree.leaves(shardings):
     if isinstance(leaf, jax.sharding.Sharding):
       platforms = {d.platform for d in leaf.device_set}
       return platforms.pop() if len(platforms) == 1 else None
-  return default_platform()
+  return None
