@@ -21,6 +21,7 @@ from jaxroll import compat, exempt, where
 from jaxroll.options import RollOptions
 from jaxroll.pipeline import roll_jaxpr
 from jaxroll.report import RollReport
+from jaxroll.tracing import Traced, is_array, trace, trace_of_jit
 
 _LONG = 1000  # equations of a program that is better called than evaluated, if nothing in it was rolled
 
@@ -76,7 +77,10 @@ def roll(fun: Callable, options: RollOptions | None = None) -> Callable:
 
   @functools.wraps(fun)
   def rolled(*args, **kwargs):
-    return _call(fun, options, None, args, kwargs)
+    if _is_asleep(options):
+      return fun(*args, **kwargs)
+    traced = trace(fun, args, kwargs, lambda leaf: isinstance(leaf, jax.core.Tracer))
+    return _run_rolled(fun, traced, options, where.default_platform())
 
   return rolled
 
@@ -149,7 +153,11 @@ class _Rolled:
     self._options, self._platform = options, platform
 
   def __call__(self, *args, **kwargs):
-    return _call(self._fun(), self._options, self._platform, args, kwargs)
+    fun = self._fun()
+    if _is_asleep(self._options):
+      return fun(*args, **kwargs)
+    traced = trace_of_jit(fun, args, kwargs)
+    return _run_rolled(fun, traced, self._options, self._platform or where.default_platform())
 
   def __getattr__(self, name):
     return getattr(self._fun(), name)
@@ -178,6 +186,7 @@ class _Rolled:
     return repr(self._fun())
 
   def __hash__(self):
+    weakref.ref(self._fun())  # for its TypeError, which `jax.jit` raises when the function is called
     return hash(self._fun())
 
   def __eq__(self, other):
@@ -260,7 +269,7 @@ def explain(fun: Callable, options: RollOptions | None = None) -> Callable[..., 
     if tracer is not None:
       closed = tracer.trace(*args, **kwargs).jaxpr
     else:
-      closed = _trace(fun, args, kwargs, _is_array).closed
+      closed = trace(fun, args, kwargs, is_array).closed
     seconds = time.perf_counter() - start
     platform = where.platform_of(origin.jit_options if origin else {})
     return _told(roll_jaxpr(closed, options, platform=platform)[1], seconds, origin.fun if origin else fun)
@@ -268,81 +277,25 @@ def explain(fun: Callable, options: RollOptions | None = None) -> Callable[..., 
   return explained
 
 
-def _call(fun, options, platform, args, kwargs):
-  """`fun(*args, **kwargs)`, rolled if under a `jax.jit`."""
-  if options.is_off or not compat.under_jit() or exempt.is_active():
-    return fun(*args, **kwargs)
-  return _trace_and_roll(fun, options, platform or where.default_platform(), args, kwargs)
+def _is_asleep(options: RollOptions) -> bool:
+  """Whether a function is to be called as it is."""
+  return options.is_off or not compat.under_jit() or exempt.is_active()
 
 
-def _trace_and_roll(fun, options, platform, args, kwargs):
-  start = time.perf_counter()
-  traced = _trace(fun, args, kwargs, lambda leaf: isinstance(leaf, jax.core.Tracer))
-  seconds = time.perf_counter() - start
+def _run_rolled(fun: Callable, traced: Traced, options: RollOptions, platform: str | None):
+  """The result of a traced function, of the tracers that it was traced with."""
   rolled, report = roll_jaxpr(traced.closed, options, platform=platform)
   for listen in (*_listeners.get(), *listeners_everywhere):
-    listen(_told(report, seconds, fun))
+    listen(_told(report, traced.seconds, fun))
   if rolled is traced.closed and len(rolled.jaxpr.eqns) >= _LONG:
-    outs = jax.tree.leaves(jax.jit(traced.fun)(*traced.args, **traced.kwargs))  # one equation, not all anew
-  else:
-    values = jax.tree.leaves((traced.args, traced.kwargs))
-    try:
-      outs = jax.core.eval_jaxpr(rolled.jaxpr, rolled.consts, *values)
-    except (KeyError, NotImplementedError):
-      if rolled is traced.closed:
-        raise
-      # A transformation around this call that has no rule for loops or barriers, such as `jet`.
-      outs = jax.core.eval_jaxpr(traced.closed.jaxpr, traced.closed.consts, *values)
-  return traced.unflatten(outs)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Traced:
-  """A traced call: `fun(*args, **kwargs)` gives the list of its array results, as does `closed` for their leaves.
-
-  `unflatten` makes the user's function's result of them.
-  """
-
-  fun: Callable
-  args: tuple
-  kwargs: dict
-  closed: Any
-  unflatten: Callable
-
-
-def _trace(fun, args, kwargs, is_dynamic) -> _Traced:
-  """Traces `fun` on the dynamic ones of its argument leaves; all others, and results that are no arrays, are static."""
-  leaves, tree = jax.tree.flatten((args, kwargs))
-  out_tree, static_outs = None, {}
-
-  def split(result):
-    nonlocal out_tree, static_outs
-    outs, out_tree = jax.tree.flatten(result)
-    static_outs = {i: out for i, out in enumerate(outs) if not _is_array(out)}
-    return [out for i, out in enumerate(outs) if i not in static_outs]
-
-  def unflatten(arrays):
-    arrays = iter(arrays)
-    return jax.tree.unflatten(
-        out_tree, [static_outs[i] if i in static_outs else next(arrays) for i in range(out_tree.num_leaves)])
-
-  if all(map(is_dynamic, leaves)):
-    @functools.wraps(fun)  # error messages name the user's function and its arguments
-    def traced(*args, **kwargs):
-      return split(fun(*args, **kwargs))
-  else:
-    dynamic = [i for i, leaf in enumerate(leaves) if is_dynamic(leaf)]
-    args, kwargs = tuple(leaves[i] for i in dynamic), {}
-
-    def traced(*values):
-      filled = list(leaves)
-      for i, value in zip(dynamic, values):
-        filled[i] = value
-      args, kwargs = jax.tree.unflatten(tree, filled)
-      return split(fun(*args, **kwargs))
-
-    traced.__name__ = getattr(fun, "__name__", "traced")
-  return _Traced(traced, args, kwargs, jax.make_jaxpr(traced)(*args, **kwargs), unflatten)
+    return traced.call_jitted()  # one equation, not all anew
+  try:
+    return traced.unflatten(jax.core.eval_jaxpr(rolled.jaxpr, rolled.consts, *traced.values))
+  except (KeyError, NotImplementedError):
+    if rolled is traced.closed:
+      raise
+    # A transformation around this call that has no rule for loops or barriers, such as `jet`.
+    return traced.unflatten(jax.core.eval_jaxpr(traced.closed.jaxpr, traced.closed.consts, *traced.values))
 
 
 _OPTION_NAMES = frozenset(field.name for field in dataclasses.fields(RollOptions))
@@ -357,10 +310,6 @@ def _told(report: RollReport, trace_seconds: float, fun: Callable) -> RollReport
   """The report with what only the caller of the pass knows."""
   return dataclasses.replace(
       report, seconds={"trace": trace_seconds, **report.seconds}, function=compat.definition(fun))
-
-
-def _is_array(leaf) -> bool:
-  return hasattr(leaf, "dtype") and hasattr(leaf, "shape") or isinstance(leaf, (bool, int, float, complex))
 
 
 def checked(options) -> RollOptions:
