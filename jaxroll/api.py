@@ -223,14 +223,17 @@ def _innermost(fun: Callable) -> Callable:
 @contextlib.contextmanager
 def _warnings_of_the_caller():
   """Warnings raised within appear at the first frame outside of this package, as if this were not there."""
-  with warnings.catch_warnings(record=True) as caught:
-    warnings.simplefilter("always")
-    yield
-  depth, frame = 1, sys._getframe()
-  while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] in ("jaxroll", "contextlib"):
-    depth, frame = depth + 1, frame.f_back
-  for warning in caught:
-    warnings.warn(warning.message, warning.category, stacklevel=depth)
+  caught: list = []
+  try:
+    with warnings.catch_warnings(record=True) as caught:
+      warnings.simplefilter("always")
+      yield
+  finally:
+    depth, frame = 1, sys._getframe()
+    while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] in ("jaxroll", "contextlib"):
+      depth, frame = depth + 1, frame.f_back
+    for warning in caught:
+      warnings.warn(warning.message, warning.category, stacklevel=depth)
 
 
 def explain(fun: Callable, options: RollOptions | None = None) -> Callable[..., RollReport]:
