@@ -80,7 +80,7 @@ def roll(fun: Callable, options: RollOptions | None = None) -> Callable:
     if _is_asleep(options):
       return fun(*args, **kwargs)
     traced = trace(fun, args, kwargs, lambda leaf: isinstance(leaf, jax.core.Tracer))
-    return _run_rolled(fun, traced, options, where.default_platform())
+    return _run_rolled(fun, traced, options, _Target())
 
   return rolled
 
@@ -122,7 +122,7 @@ def roll_jit(fun: Callable = _Unset(), /, *, roll: RollOptions | None = None, **
   if not callable(fun) or isinstance(fun, staticmethod) or inspect.isgeneratorfunction(fun):
     return jax.jit(fun, **jit_options)  # for its TypeErrors
   with _warnings_of_the_caller() if jit_options.keys() & {"backend", "device"} else contextlib.nullcontext():
-    jitted = jax.jit(_rolled(fun, options, where.asked_platform(jit_options)), **jit_options)
+    jitted = jax.jit(_rolled(fun, options, _target(jit_options)), **jit_options)
   jitted.__dict__.update(getattr(fun, "__dict__", {}))
   jitted.__wrapped__ = fun
   jitted.__jaxroll__ = _Origin(fun, options, jit_options, weakref.ref(jitted))
@@ -139,6 +139,18 @@ class _Origin:
   owner: weakref.ref
 
 
+@dataclasses.dataclass(frozen=True)
+class _Target:
+  """What `jax.jit`'s options say of where a program runs; None and False where they leave it open."""
+
+  platform: str | None = None
+  several_devices: bool = False
+
+
+def _target(jit_options: dict) -> _Target:
+  return _Target(where.asked_platform(jit_options), where.asks_for_several_devices(jit_options))
+
+
 class _Rolled:
   """What `roll_jit` gives to `jax.jit` in a function's place: calls it, rolled, and else looks like it.
 
@@ -146,18 +158,18 @@ class _Rolled:
   not keep alive.
   """
 
-  __slots__ = ("_fun", "_options", "_platform", "__weakref__")
+  __slots__ = ("_fun", "_options", "_target", "__weakref__")
 
-  def __init__(self, fun: Callable, options: RollOptions, platform: str | None, weak: bool):
+  def __init__(self, fun: Callable, options: RollOptions, target: _Target, weak: bool):
     self._fun = weakref.ref(fun) if weak else lambda: fun
-    self._options, self._platform = options, platform
+    self._options, self._target = options, target
 
   def __call__(self, *args, **kwargs):
     fun = self._fun()
     if _is_asleep(self._options):
       return fun(*args, **kwargs)
     traced = trace_of_jit(fun, args, kwargs)
-    return _run_rolled(fun, traced, self._options, self._platform or where.default_platform())
+    return _run_rolled(fun, traced, self._options, self._target)
 
   def __getattr__(self, name):
     return getattr(self._fun(), name)
@@ -192,26 +204,26 @@ class _Rolled:
   def __eq__(self, other):
     if self is other or not isinstance(other, _Rolled):
       return self is other
-    return (self._options, self._platform) == (other._options, other._platform) and self._fun() == other._fun()
+    return (self._options, self._target) == (other._options, other._target) and self._fun() == other._fun()
 
   def __reduce__(self):
-    return _rolled, (self._fun(), self._options, self._platform)
+    return _rolled, (self._fun(), self._options, self._target)
 
 
 _all_rolled: weakref.WeakKeyDictionary[Callable, dict] = weakref.WeakKeyDictionary()
 _all_rolled_lock = threading.Lock()
 
 
-def _rolled(fun: Callable, options: RollOptions, platform: str | None) -> _Rolled:
+def _rolled(fun: Callable, options: RollOptions, target: _Target) -> _Rolled:
   """The one `_Rolled` for these, for as long as the function lives."""
-  key = options, platform
+  key = options, target
   with contextlib.suppress(TypeError), _all_rolled_lock:  # a function that can't be hashed, or has no weak references
     of_fun = _all_rolled.setdefault(fun, {})
     if key not in of_fun:
-      of_fun[key] = _Rolled(fun, options, platform, weak=True)
+      of_fun[key] = _Rolled(fun, options, target, weak=True)
     if of_fun[key]._fun() is fun:  # and not an equal one
       return of_fun[key]
-  return _Rolled(fun, options, platform, weak=False)
+  return _Rolled(fun, options, target, weak=False)
 
 
 def _innermost(fun: Callable) -> Callable:
@@ -274,8 +286,9 @@ def explain(fun: Callable, options: RollOptions | None = None) -> Callable[..., 
     else:
       closed = trace(fun, args, kwargs, is_array).closed
     seconds = time.perf_counter() - start
-    platform = where.platform_of(origin.jit_options if origin else {})
-    return _told(roll_jaxpr(closed, options, platform=platform)[1], seconds, origin.fun if origin else fun)
+    target = _target(origin.jit_options if origin else {})
+    report = roll_jaxpr(closed, options, platform=target.platform, several_devices=target.several_devices)[1]
+    return _told(report, seconds, origin.fun if origin else fun)
 
   return explained
 
@@ -285,9 +298,10 @@ def _is_asleep(options: RollOptions) -> bool:
   return options.is_off or not compat.under_jit() or exempt.is_active()
 
 
-def _run_rolled(fun: Callable, traced: Traced, options: RollOptions, platform: str | None):
+def _run_rolled(fun: Callable, traced: Traced, options: RollOptions, target: _Target):
   """The result of a traced function, of the tracers that it was traced with."""
-  rolled, report = roll_jaxpr(traced.closed, options, platform=platform)
+  rolled, report = roll_jaxpr(
+      traced.closed, options, platform=target.platform, several_devices=target.several_devices)
   for listen in (*_listeners.get(), *listeners_everywhere):
     listen(_told(report, traced.seconds, fun))
   if rolled is traced.closed and len(rolled.jaxpr.eqns) >= _LONG:

@@ -26,13 +26,15 @@ class RollError(RuntimeError):
   """The pass made a mistake and noticed; the program as written is not to blame."""
 
 
-def roll_jaxpr(closed_jaxpr, options: RollOptions | None = None, *, platform: str | None = None):
+def roll_jaxpr(closed_jaxpr, options: RollOptions | None = None, *, platform: str | None = None,
+               several_devices: bool = False):
   """Rewrites the repeats of a jaxpr as loops.
 
   Args:
     closed_jaxpr: a `jax.extend.core.ClosedJaxpr`, as `jax.make_jaxpr` returns it.
     options: what the pass may do, a `RollOptions`.
     platform: where the program will run, such as ``'cpu'``; by default where JAX would run it now.
+    several_devices: whether arrays may lie on several devices even where their types don't say so.
 
   Returns:
     A closed jaxpr with inputs and results of the same types, and a `RollReport`.
@@ -60,8 +62,9 @@ def roll_jaxpr(closed_jaxpr, options: RollOptions | None = None, *, platform: st
   unchanged = RollReport(eqns_before=before, eqns_after=before)
   if options.is_off:
     return closed_jaxpr, unchanged
-  run = _Pass(options, platform or where.default_platform())
   try:
+    run = _Pass(options, platform or where.default_platform(),
+                several_devices or where.is_on_several_devices(closed_jaxpr))
     rolled = run.rewrite(closed_jaxpr, 0)
     if rolled is not closed_jaxpr:
       with run.stage("check"):
@@ -92,8 +95,8 @@ def _check(closed, rolled, options) -> None:
 class _Pass:
   """One run of the pass over a jaxpr and all that is nested in it."""
 
-  def __init__(self, options: RollOptions, platform: str | None):
-    self.options, self.platform = options, platform
+  def __init__(self, options: RollOptions, platform: str | None, several_devices: bool):
+    self.options, self.platform, self.several_devices = options, platform, several_devices
     self.fingerprinter = Fingerprinter()
     self.records: list[RollRecord] = []
     self.refusals: list[Refusal] = []
@@ -130,7 +133,8 @@ class _Pass:
     with self.stage("find"):
       rolls, refused = find_rolls(program, self.options)
     with self.stage("choose"):
-      plan, reasons, too_dear = cost.choose(program, rolls, self.options, self.platform)
+      plan, reasons, too_dear = cost.choose(
+          program, rolls, self.options, self.platform, self.several_devices)
     self.refusals += [cost.located(program, r) for r in [*refused, *too_dear]]
     if plan is None:
       return closed

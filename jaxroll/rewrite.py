@@ -188,7 +188,7 @@ class _Evaluation:
 
     call.__name__ = loop.strategy + "_body"
     call = compat.out_of_line(call) if loop.strategy == "call" else jax.jit(call)
-    carried = [q for q in loop.ys if q in loop.carried]
+    carried = [q for q in loop.ys if q in loop.carried and q not in loop.unfenced]
     for trip in range(roll.trips):
       outs = dict(zip(loop.ys, call(*[self.argument(loop, roll.inputs[i], trip) for i in loop.inputs])))
       if loop.strategy == "fence" and carried:

@@ -76,8 +76,8 @@ def named(f):
 
 def collective(f):
   def g(ws, x):
-    for w in ws:
-      x = jnp.tanh(x @ w) + lax.psum(f(ws[:1], x).sum(), "b") * 0.01
+    for _ in range(3):
+      x = f(ws, x) + lax.psum(x, "b") * 0.01
     return x
   return lambda ws, x: jax.vmap(g, (None, 0), axis_name="b")(ws, jnp.stack([x, x + 1]))
 
