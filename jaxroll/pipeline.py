@@ -69,6 +69,10 @@ def roll_jaxpr(closed_jaxpr, options: RollOptions | None = None, *, platform: st
     if rolled is not closed_jaxpr:
       with run.stage("check"):
         _check(closed_jaxpr, rolled, options)
+    report = RollReport(
+        rolls=tuple(run.records), refusals=tuple(run.refusals), eqns_before=before, eqns_after=len(rolled.jaxpr.eqns),
+        size_before=distinct_size(closed_jaxpr), size_after=distinct_size(rolled),
+        exempt=run.exempt, seconds=dict(run.seconds))
   except Exception as error:  # by intent: no defect of the pass may reach the user as a crash
     if options.is_strict:
       raise
@@ -77,10 +81,7 @@ def roll_jaxpr(closed_jaxpr, options: RollOptions | None = None, *, platform: st
         "jaxroll met an internal error and compiles this program as written. Please report it with the "
         f"program, or with jax.make_jaxpr's output, to jaxroll's issue tracker. {message}", RuntimeWarning, stacklevel=2)
     return closed_jaxpr, RollReport(eqns_before=before, eqns_after=before, error=message)
-  return rolled, RollReport(
-      rolls=tuple(run.records), refusals=tuple(run.refusals), eqns_before=before, eqns_after=len(rolled.jaxpr.eqns),
-      size_before=distinct_size(closed_jaxpr), size_after=distinct_size(rolled),
-      exempt=run.exempt, seconds=dict(run.seconds))
+  return rolled, report
 
 
 def _check(closed, rolled, options) -> None:

@@ -1,5 +1,6 @@
 """Every transformation by every model: outside of the roll and inside, alone and in pairs, through the oracle."""
 
+import contextlib
 import functools
 
 import jax
@@ -186,11 +187,17 @@ def half(x):
   return np.asarray(x) / 2
 
 
+@contextlib.contextmanager
+def debug_key_reuse():
+  with jax.enable_checks(False), jax.debug_key_reuse(True):  # with both, JAX refuses any scan over keys
+    yield
+
+
 SCOPES = {
     "named_scope": lambda: jax.named_scope("layer"), "matmul_precision": lambda: jax.default_matmul_precision("float32"),
     "rank_promotion": lambda: jax.numpy_rank_promotion("raise"), "checking_leaks": jax.checking_leaks,
     "x64": lambda: jax.enable_x64(True), "debug_nans": lambda: jax.debug_nans(True),
-    "debug_key_reuse": lambda: jax.debug_key_reuse(True), "enable_checks": lambda: jax.enable_checks(True)}
+    "debug_key_reuse": debug_key_reuse, "enable_checks": lambda: jax.enable_checks(True)}
 PROGRAMS = {
     **{name: within(scope) for name, scope in SCOPES.items()},
     "pure_callback": repeat(lambda x, i: jax.pure_callback(half, jax.typeof(x), layer(x))),
