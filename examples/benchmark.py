@@ -113,6 +113,7 @@ program("grad-dropout")(lambda: gpt(24, 64, 2, 32, 0.1, jax.grad))
 program("grad-dropout-12")(lambda: gpt(12, 64, 2, 32, 0.1, jax.grad))
 program("grad-dropout-96")(lambda: gpt(96, 64, 2, 32, 0.1, jax.grad))
 program("forward")(lambda: gpt(24, 256, 2, 64, 0.))
+program("forward-small")(lambda: gpt(24, 64, 2, 32, 0.))
 program("forward-dropout")(lambda: gpt(24, 64, 2, 32, 0.1))
 
 
@@ -232,6 +233,19 @@ def nothing(equations=20_000):
     return x
 
   return fun, (np.eye(4, dtype=np.float32) * 0.1,)
+
+
+@program("dropouts")
+def dropouts(count=200, shapes=20):
+  """Dropouts of many shapes that form no chain."""
+  random = Random()
+  arrays = [random(8 + k, 64 * (1 + k % 4)) for k in range(shapes)]
+
+  def fun(arrays, key):
+    keys = jax.random.split(key, count)
+    return sum(jnp.tanh(dropout(keys[i], arrays[i % shapes] * i, 0.3)).sum() for i in range(count))
+
+  return fun, (arrays, jax.random.PRNGKey(0))
 
 
 @program("flax")

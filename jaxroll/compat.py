@@ -103,6 +103,54 @@ def splice(eqn: JaxprEqn, fun) -> list[JaxprEqn]:
       for t in traced.eqns]
 
 
+def context(eqn: JaxprEqn):
+  """The settings under which the equation was traced, as a context manager."""
+  return eqn.ctx.manager
+
+
+def context_key(eqn: JaxprEqn):
+  """What of them decides how random bits are made."""
+  return eqn.ctx.threefry_partitionable
+
+
+def is_static(eqn: JaxprEqn) -> bool:
+  """Whether the equation's operands and results have known sizes and no explicit sharding."""
+  avals = [v.aval for v in (*eqn.invars, *eqn.outvars)]
+  return all(all(isinstance(d, int) for d in a.shape) and a.sharding.mesh.empty for a in avals)
+
+
+def key_impl(x) -> str | None:
+  """The generator of an array of keys, such as 'threefry2x32'; None for other arrays."""
+  dtype = x.dtype
+  return dtype._impl.name if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key) else None
+
+
+def threefry_function(eqn: JaxprEqn):
+  """What a `random_bits`, `random_split` or `random_fold_in` of threefry keys does, as a function of raw key data.
+
+  None for other generators' keys, and where shapes or shardings are not plain.
+  """
+  keys = eqn.invars[0].aval
+  if key_impl(keys) != "threefry2x32" or not is_static(eqn):
+    return None
+  impl, params = keys.dtype._impl, eqn.params
+  if eqn.primitive.name == "random_fold_in":
+    message = eqn.invars[1].aval.shape
+    if keys.shape and message and keys.shape != message:
+      return None
+    fun = impl.fold_in
+    for _ in range(max(len(keys.shape), len(message))):
+      fun = jax.vmap(fun, in_axes=(0 if keys.shape else None, 0 if message else None))
+    return fun
+  if eqn.primitive.name == "random_split":
+    fun = lambda key: impl.split(key, params["shape"])
+  else:
+    fun = lambda key: impl.random_bits(key, params["bit_width"], params["shape"])
+  for _ in keys.shape:
+    fun = jax.vmap(fun)
+  return fun
+
+
 def as_weak(x):
   """`x` with the weak type bit set."""
   return primitives.convert_element_type_p.bind(

@@ -10,14 +10,17 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
+
 from jaxroll import compat
 from jaxroll.options import RollOptions
-from jaxroll.plan import Carry, Const, Roll, Slices, Xs, separate
+from jaxroll.draws import is_random
+from jaxroll.plan import Carry, Const, Roll, Slices, Xs
 from jaxroll.program import Program, aval_bytes
 from jaxroll.report import Refusal, RollRecord, human_bytes
 from jaxroll.rewrite import constant_xs, is_indexed
-from jaxroll.schedule import Loop, One, Part, Schedule, schedule
-from jaxroll.work import Work, draws_random_bits, equation_work
+from jaxroll.schedule import STACKING, Loop, One, Part, Schedule, Woven, schedule
+from jaxroll.work import Work, equation_work
 
 # Rolls that save fewer equations are left alone: what XLA compiles in no time needs no help.
 _MIN_SAVED = 60
@@ -31,6 +34,9 @@ _STACKED_TRIPS = 64
 _SAVED_PER_COPY = 4
 # The bytes of random values that may be drawn before they are needed, as a part of the program's input bytes.
 _EARLY_PER_INPUT = 0.01
+_LEAST_SEGMENT = 3  # A loop over random bits is cut so that no piece has fewer iterations.
+# XLA compiles this many instructions per call of the generator.
+_EQUATIONS_PER_DRAW = 100
 # A fence takes some microseconds on CPU. It is put around bodies of at least this many equations, which XLA is
 # slow to compile, or of this many seconds' work, which hardly notice it.
 _FENCED_BODY = 40
@@ -52,6 +58,8 @@ class Estimate:
     work: what all the iterations do.
     body: equations of an iteration, nested ones counted.
     trips: iterations.
+    is_random: whether the body does nothing but derive keys and draw random bits.
+    is_independent: whether no iteration reads what another made.
   """
 
   saved: int
@@ -61,6 +69,8 @@ class Estimate:
   work: Work
   body: int
   trips: int
+  is_random: bool = False
+  is_independent: bool = False
 
   @property
   def seconds(self) -> float:
@@ -78,9 +88,10 @@ def choose(program: Program, rolls: list[Roll], options: RollOptions, platform: 
   if options.strategy != "auto":
     plan = schedule(program, rolls, [options.strategy] * len(rolls)) if rolls else None
     return plan, ["as asked"] * len(rolls), []
+  memo: dict = {}
   kept, refusals = [], []
   for roll in rolls:
-    saved = int(program.sizes[roll.start : roll.start + roll.period].sum()) * (roll.trips - 1)
+    saved = _equations(program, roll, roll.members, memo) * (roll.trips - 1)
     if saved < _MIN_SAVED:
       refusals.append(Refusal(roll.start, roll.period, roll.trips, f"saves only {saved} equations"))
     else:
@@ -89,25 +100,24 @@ def choose(program: Program, rolls: list[Roll], options: RollOptions, platform: 
     return None, [], refusals
   strategies = ["scan"] * len(kept)
   reasons = ["nothing to copy"] * len(kept)
-  memo: dict = {}
   inputs = sum(aval_bytes(v.aval) for v in program.jaxpr.invars)
   for round_ in range(_ROUNDS):
     plan = schedule(program, kept, strategies)
     changed = False
     for k, loop in enumerate(plan.loops):
-      if loop is None or strategies[k] != "scan":
+      if loop is None or strategies[k] not in STACKING:
         continue
       estimate = estimate_scan(program, loop, memo)
       strategy, reason = _judge(estimate, inputs, options, platform, several_devices)
       reasons[k] = "next to rolls that are not scanned, " * (round_ > 0 and strategy == "fence") + reason
-      if strategy != "scan" or round_ == _ROUNDS - 1 and changed:
+      if strategy != strategies[k]:
         strategies[k], changed = strategy, True
     if not changed:
       break
+  plan = schedule(program, kept, strategies)
   if several_devices:
-    return _unfenced(program, schedule(program, kept, strategies)), reasons, refusals
-  kept, strategies, reasons = _separate_random(program, plan, kept, strategies, reasons, inputs)
-  return schedule(program, kept, strategies), reasons, refusals
+    return _unfenced(program, plan), reasons, refusals
+  return _in_segments(program, plan, inputs, memo), reasons, refusals
 
 
 def _unfenced(program: Program, plan: Schedule) -> Schedule:
@@ -131,49 +141,60 @@ def _sums(program: Program, loop: Loop) -> frozenset[int]:
       and program.eqns[roll.start + readers[q][0]].primitive.name in ("add", "add_any") and out_of[readers[q][0]] == q)
 
 
-def _separate_random(program: Program, plan: Schedule, rolls, strategies, reasons, inputs: int):
-  """Splits what draws random bits off the rolls that are not scanned, as scans of their own.
-
-  Random-number code is dear to compile, so that one copy of it in a loop pays where
-  the rest of the body is better off called. All the draws are then made before
-  the rest runs, and their bytes live until they are read: that is for nothing if
-  they are read after the roll anyway (by a backward pass), else it must be little.
-  """
-  out = []
-  memo: dict = {}
-  random: dict = {}
-  for k, (roll, strategy, reason) in enumerate(zip(rolls, strategies, reasons)):
-    loop = plan.loops[k]
-    draws = [] if strategy == "scan" or loop is None else [
-        j for j in loop.offsets if draws_random_bits(program.eqns[roll.start + j], random)]
-    results = [q for j in draws for q in _results_of(program, roll, j)]
-    split = separate(program, roll, results) if results else None
-    early = sum(program.nbytes(roll.value(0, q)) * roll.trips for q in results if q not in loop.taken)
-    if split:
-      early += sum(program.nbytes(v) for s in split[0].inputs if isinstance(s, Xs) for v in s.values if v >= 0)
-    if split and _only_draws(program, split[0], memo, random) and early <= _EARLY_PER_INPUT * inputs:
-      out += [(split[0], "scan", "random bits, drawn by one loop"), (split[1], strategy, reason)]
-    else:
-      out.append((roll, strategy, reason))
-  return tuple(map(list, zip(*out)))
+def unscanned(program: Program, plan: Schedule | None) -> np.ndarray:
+  """bool[equations]: which equations no scan computes."""
+  free = np.ones(len(program.eqns), bool)
+  for loop in plan.loops if plan else ():
+    if loop and loop.strategy in STACKING:
+      offsets = np.asarray(loop.offsets)
+      free[loop.roll.start + (np.arange(loop.roll.trips)[:, None] * loop.roll.period + offsets).ravel()] = False
+  return free
 
 
-def _only_draws(program: Program, roll: Roll, memo: dict, random: dict) -> bool:
-  """Whether a roll does nothing but draw random numbers: keys, bits, and arithmetic on them."""
-  eqns = [program.eqns[roll.start + j] for j in roll.members]
-  return all(draws_random_bits(e, random) or e.primitive.name.startswith("random_") or not equation_work(e, memo).kernels
-             for e in eqns)
+def _equations(program: Program, roll: Roll, offsets, memo: dict) -> int:
+  """The equations of an iteration as XLA meets them: nested ones counted, and random numbers for what they are."""
+  draws = sum(equation_work(program.eqns[roll.start + j], memo).draws for j in offsets)
+  return int(sum(program.sizes[roll.start + j] for j in offsets) + _EQUATIONS_PER_DRAW * draws)
 
 
-def _results_of(program: Program, roll: Roll, offset: int) -> range:
-  first = program.out_start[roll.start + offset : roll.start + offset + 2] - roll.first_result
-  return range(int(first[0]), int(first[1]))
+def _in_segments(program: Program, plan: Schedule, inputs: int, memo: dict) -> Schedule:
+  """Cuts loops that draw random bits long before they are read into several, so that few bytes wait at a time."""
+  loops = []
+  for loop in plan.loops:
+    apart = loop and loop.strategy in STACKING and not (loop.reverse or loop.read_whole or loop.carried_ys)
+    if apart and estimate_scan(program, loop, memo).is_random:
+      loop = dataclasses.replace(loop, segments=_segments(_waiting(program, loop), inputs, loop.roll.trips))
+    loops.append(loop)
+  return dataclasses.replace(plan, loops=tuple(loops))
+
+
+def _segments(waiting: int, inputs: int, trips: int) -> int:
+  """Into how many loops to cut one whose results wait."""
+  return min(-(-waiting // max(_EARLY_PER_INPUT * inputs, _IN_CACHE)), max(trips // _LEAST_SEGMENT, 1)) or 1
+
+
+def _waiting(program: Program, loop: Loop) -> int:
+  """The bytes of a loop's results at once, over what lives at once where each is made just before it is read."""
+  roll = loop.roll
+  change = np.zeros(len(program.eqns) + 2)
+  total = 0
+  for q, trips in loop.taken.items():
+    size = program.nbytes(roll.value(0, q))
+    values = np.asarray([roll.value(t, q) for t in trips])
+    np.add.at(change, program.first_use[values], size)
+    np.add.at(change, program.last_use[values] + 1, -size)
+    total += size * len(trips)
+  return total - int(np.cumsum(change).max())
 
 
 def _judge(estimate: Estimate, inputs: int, options: RollOptions, platform: str | None,
            several_devices: bool) -> tuple[str, str]:
   """The strategy for a roll, and why."""
   aim = options.optimize_for
+  if estimate.is_random and not several_devices:
+    if estimate.is_independent:
+      return "batch", "random numbers, made at once"
+    return "scan", "random numbers, made by one loop"
   if not estimate.work.kernels and aim != "compile":
     return "inline", "the body fuses into one kernel with its neighbours"
   aside = "fence"
@@ -217,22 +238,23 @@ def estimate_scan(program: Program, loop: Loop, memo: dict) -> Estimate:
   work = Work()
   for j in loop.offsets:
     work += equation_work(program.eqns[roll.start + j], memo)
-  size = int(sum(program.sizes[roll.start + j] for j in loop.offsets))
-  return Estimate(size * (roll.trips - 1), copied, operations, unread, work * roll.trips, size, roll.trips)
+  size = _equations(program, roll, loop.offsets, memo)
+  random = work.draws > 0 and all(is_random(program.eqns[roll.start + j], memo.setdefault("random", {})) for j in loop.offsets)
+  return Estimate(size * (roll.trips - 1), copied, operations, unread, work * roll.trips, size, roll.trips, random, not loop.carried)
 
 
 def record(program: Program, plan: Schedule, k: int, reason: str, depth: int) -> RollRecord:
   """A roll for the report."""
   loop = plan.loops[k]
   roll = loop.roll
+  is_scan = loop.strategy in STACKING
   feeds, copied = [], []
   for i in loop.inputs:
     if isinstance(roll.inputs[i], (Xs, Slices)):
-      kind, size = _feed(program, loop, i) if loop.strategy == "scan" else ("arguments", 0)
+      kind, size = _feed(program, loop, i) if is_scan else ("arguments", 0)
       feeds.append(kind)
       copied.append(size)
   by_type = [type(roll.inputs[i]) for i in loop.inputs]
-  is_scan = loop.strategy == "scan"
   return RollRecord(
       strategy=loop.strategy, reason=reason, trip_count=roll.trips, body_eqns=len(loop.offsets),
       body_size=int(sum(program.sizes[roll.start + j] for j in loop.offsets)),
@@ -256,6 +278,8 @@ def _feed(program: Program, loop: Loop, i: int) -> tuple[str, int]:
   size = program.nbytes(source.values[0]) * loop.roll.trips
   if len(parts) == 1 and isinstance(parts[0], Part):
     return ("indexed ys" if is_indexed(parts) else "ys"), 0
+  if isinstance(parts[0], Woven):
+    return "woven ys", size
   return ("stack" if all(isinstance(p, One) for p in parts) else "ys part"), size
 
 

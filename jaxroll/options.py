@@ -7,6 +7,7 @@ import os
 
 STRATEGIES = ("auto", "scan", "fence", "call", "inline", "off")
 AIMS = ("balanced", "compile", "run")
+RANDOM_BITS = ("auto", "keep", "rbg")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -26,6 +27,10 @@ class RollOptions:
     min_trip_count: the fewest iterations that make a roll, at least 2.
     min_body_eqns: the fewest equations (nested ones counted) in a roll's body,
       at least 1.
+    random_bits: how the bits of `jax.random`'s default generator, threefry, are made.
+      ``'auto'``: as measures best on the platform, always the bits that `jax.random` gives;
+      ``'keep'``: by JAX's own code; ``'rbg'``: by XLA's own generator, which compiles fastest
+      but *changes the random stream*. Keys of other generators are left alone.
     strict: raise an internal error of the pass instead of warning and compiling
       the program as written. ``None`` asks the environment: ``JAXROLL_STRICT=1``.
 
@@ -45,10 +50,11 @@ class RollOptions:
   max_copy_bytes: int | None = None
   min_trip_count: int = 3
   min_body_eqns: int = 4
+  random_bits: str = "auto"
   strict: bool | None = None
 
   def __post_init__(self):
-    for name, choices in (("strategy", STRATEGIES), ("optimize_for", AIMS)):
+    for name, choices in (("strategy", STRATEGIES), ("optimize_for", AIMS), ("random_bits", RANDOM_BITS)):
       value = getattr(self, name)
       if value not in choices:
         raise ValueError(f"RollOptions.{name} is {value!r}; choose one of {', '.join(map(repr, choices))}")

@@ -9,7 +9,7 @@ from collections import defaultdict
 
 import jax
 
-from jaxroll import compat, cost, exempt, where
+from jaxroll import compat, cost, draws, exempt, where
 from jaxroll.convolutions import canonical_convolutions
 from jaxroll.fingerprint import Fingerprinter, distinct_size
 from jaxroll.options import RollOptions
@@ -17,6 +17,7 @@ from jaxroll.plan import find_rolls
 from jaxroll.program import analyze
 from jaxroll.report import RollReport, Refusal, RollRecord
 from jaxroll.rewrite import evaluate, loop_body
+from jaxroll.threefry import spell_out
 
 _MAX_DEPTH = 8
 _RECURSE = frozenset({"jit"})
@@ -39,7 +40,7 @@ def roll_jaxpr(closed_jaxpr, options: RollOptions | None = None, *, platform: st
   Returns:
     A closed jaxpr with inputs and results of the same types, and a `RollReport`.
     Evaluated one primitive at a time, both give the same bits. Where nothing is
-    rolled the very same object comes back.
+    rewritten the very same object comes back.
 
   Raises:
     RollError, or whatever went wrong: in strict mode only. Otherwise an internal
@@ -66,13 +67,15 @@ def roll_jaxpr(closed_jaxpr, options: RollOptions | None = None, *, platform: st
     run = _Pass(options, platform or where.default_platform(),
                 several_devices or where.is_on_several_devices(closed_jaxpr))
     rolled = run.rewrite(closed_jaxpr, 0)
+    with run.stage("random"):
+      rolled, count = spell_out(rolled, options.random_bits, run.platform)
     if rolled is not closed_jaxpr:
       with run.stage("check"):
         _check(closed_jaxpr, rolled, options)
     report = RollReport(
         rolls=tuple(run.records), refusals=tuple(run.refusals), eqns_before=before, eqns_after=len(rolled.jaxpr.eqns),
         size_before=distinct_size(closed_jaxpr), size_after=distinct_size(rolled),
-        exempt=run.exempt, seconds=dict(run.seconds))
+        draws=count, exempt=run.exempt, seconds=dict(run.seconds))
   except Exception as error:  # by intent: no defect of the pass may reach the user as a crash
     if options.is_strict:
       raise
@@ -129,14 +132,13 @@ class _Pass:
     return rolled
 
   def _roll(self, closed, depth: int, place: int):
-    with self.stage("analyze"):
-      program = analyze(closed, self.fingerprinter)
-    with self.stage("find"):
-      rolls, refused = find_rolls(program, self.options)
-    with self.stage("choose"):
-      plan, reasons, too_dear = cost.choose(
-          program, rolls, self.options, self.platform, self.several_devices)
-    self.refusals += [cost.located(program, r) for r in [*refused, *too_dear]]
+    program, plan, reasons, refused = self._plan(closed)
+    if self.options.strategy == "auto" and self.platform == "cpu" and not self.several_devices:
+      with self.stage("find"):
+        gathered = draws.gather(program, cost.unscanned(program, plan), self.options.min_trip_count)
+      if gathered is not None:
+        program, plan, reasons, refused = self._plan(gathered)
+    self.refusals += [cost.located(program, r) for r in refused]
     if plan is None:
       return closed
     with self.stage("rewrite"):
@@ -145,6 +147,15 @@ class _Pass:
     bodies = [None if body is None else self.rewrite(body, depth + 1) for body in bodies]
     with self.stage("rewrite"):
       return jax.make_jaxpr(lambda *args: evaluate(program, plan, bodies, self.platform, args))(*closed.in_avals)
+
+  def _plan(self, closed):
+    with self.stage("analyze"):
+      program = analyze(closed, self.fingerprinter)
+    with self.stage("find"):
+      rolls, refused = find_rolls(program, self.options)
+    with self.stage("choose"):
+      plan, reasons, too_dear = cost.choose(program, rolls, self.options, self.platform, self.several_devices)
+    return program, plan, reasons, [*refused, *too_dear]
 
   def _body(self, program, plan, loop):
     body = loop_body(program, plan, loop)

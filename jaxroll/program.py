@@ -42,6 +42,7 @@ class Program:
     outer: the variable, literal or `Static` of each value from outside; id -1-k is outer[k].
     results: the value ids of the jaxpr's results.
     canonical: int64, per result the id of the first result known to be equal to it.
+    first_use: int64, per result the first equation that reads it; n for none.
     last_use: int64, per result the last equation that reads it; n for the jaxpr's results, else -1.
   """
 
@@ -57,6 +58,7 @@ class Program:
   outer: tuple
   results: tuple[int, ...]
   canonical: np.ndarray
+  first_use: np.ndarray
   last_use: np.ndarray
 
   @property
@@ -148,16 +150,18 @@ def analyze(closed, fingerprinter: Fingerprinter) -> Program:
       new_outer(fingerprinter.literal(a), a, None) if type(a) is literal_type else ids[a] for a in jaxpr.outvars)
   arrays = [np.asarray(a, np.int64) for a in (fingerprints, sizes, slots, slot_start, out_start, canonical)]
   fingerprints, sizes, slots, slot_start, out_start, canonical = arrays
+  first_use = np.full(len(out_vars), len(eqns), np.int64)
   last_use = np.full(len(out_vars), -1, np.int64)
   reader = np.repeat(np.arange(len(eqns)), np.diff(slot_start))
   inner = slots >= 0
   last_use[slots[inner]] = reader[inner]  # readers ascend: the last write stays
+  first_use[slots[inner][::-1]] = reader[inner][::-1]
   last_use[[r for r in results if r >= 0]] = len(eqns)
   return Program(
       closed=closed, eqns=tuple(eqns), fingerprints=fingerprints, sizes=sizes, slots=slots, slot_start=slot_start,
       out_start=out_start, out_vars=tuple(out_vars),
       out_bytes=np.asarray([aval_bytes(v.aval) for v in out_vars], np.int64), outer=tuple(outer), results=results,
-      canonical=canonical, last_use=last_use)
+      canonical=canonical, first_use=first_use, last_use=last_use)
 
 
 def _live_equations(jaxpr) -> list:

@@ -32,7 +32,8 @@ class RollRecord:
   """One roll.
 
   Attributes:
-    strategy: how the repeat was rewritten: ``'scan'``, ``'fence'``, ``'call'`` or ``'inline'``.
+    strategy: how the repeat was rewritten: ``'scan'``, ``'batch'`` (a vectorized call), ``'fence'``,
+      ``'call'`` or ``'inline'``.
     reason: why so.
     trip_count: iterations.
     body_eqns: equations in the body, those of nested jaxprs not counted.
@@ -41,7 +42,7 @@ class RollRecord:
       iteration to the next, inputs that are the same, inputs that differ, results that are read elsewhere.
     reverse: whether it runs from the last element of its xs to the first.
     feeds: per xs, how it is made: ``'stack'``, ``'ys'`` (an earlier roll's ys as they are),
-      ``'indexed ys'`` (the same, read in another order or in part), ``'ys part'`` (put together of such and
+      ``'indexed ys'`` (the same, read in another order or in part), ``'woven ys'`` (several, in turn), ``'ys part'`` (put together of such and
       others), ``'slice'`` (of one array), ``'constants'``;
       ``'arguments'`` where nothing is stacked.
     copied_bytes: per xs, the bytes copied each time the program runs.
@@ -78,6 +79,7 @@ class RollReport:
     size_before, size_after: equations, nested ones counted; after, those of a function that is called several
       times once.
     exempt: equations that `no_roll` keeps as they are, nested ones counted.
+    draws: generators of random bits that were written anew, those of a shared body counted once.
     seconds: wall seconds per stage, in order; 'trace' only where the pass traced.
     error: what went wrong inside the pass, if it gave up, else ''.
     function: the function that was traced, and where it is defined; '' for a jaxpr.
@@ -90,6 +92,7 @@ class RollReport:
   size_before: int = 0
   size_after: int = 0
   exempt: int = 0
+  draws: int = 0
   seconds: dict[str, float] = dataclasses.field(default_factory=dict)
   error: str = ""
   function: str = ""
@@ -100,7 +103,8 @@ class RollReport:
 
   def __str__(self) -> str:
     lines = [f"jaxroll: {self.eqns_before:,} equations -> {self.eqns_after:,} at top level "
-             f"({self.size_before:,} -> {self.size_after:,} with nested ones), {len(self.rolls)} rolls"]
+             f"({self.size_before:,} -> {self.size_after:,} with nested ones), {len(self.rolls)} rolls"
+             + f", {self.draws} generators" * bool(self.draws)]
     if self.error:
       lines.append(f"the pass gave up: {self.error}"[:100])
     if self.rolls:
@@ -110,7 +114,7 @@ class RollReport:
       name = "  " * min(r.depth, 2) + r.strategy + ("<" if r.reverse else "")
       lines.append(f"{name:<8.8}{r.trip_count:>6}{r.body_eqns:>7}{r.carries:>6}{r.consts:>6}{r.xs:>5}{r.ys:>5}"
                    f"{human_bytes(sum(r.copied_bytes)):>9}{human_bytes(r.unstacked_bytes):>10}  {r.location}"[:100])
-      counts = {f: r.feeds.count(f) for f in dict.fromkeys(r.feeds)} if r.strategy == "scan" else {}
+      counts = {f: r.feeds.count(f) for f in dict.fromkeys(r.feeds)} if r.feeds and r.feeds[0] != "arguments" else {}
       feeds = "xs: " + ", ".join(f"{n} x {f}" for f, n in counts.items()) + "; " if counts else ""
       lines.append(f"          {feeds}{r.reason}"[:100])
     telling = dict.fromkeys(

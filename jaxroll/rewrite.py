@@ -7,7 +7,6 @@ through `jax.lax.scan`, or as calls of a `jax.jit`ted function.
 
 from __future__ import annotations
 
-import functools
 from typing import Any, Callable
 
 import jax
@@ -19,7 +18,7 @@ from jaxroll import compat
 from jaxroll.fingerprint import STATIC_OPERANDS
 from jaxroll.plan import Carry, Const, Slices, Xs
 from jaxroll.program import Program, Static
-from jaxroll.schedule import Loop, One, Part, Schedule
+from jaxroll.schedule import STACKING, Loop, One, Part, Schedule, Source, Woven
 
 Transform = Callable[[Any], Any]
 
@@ -174,7 +173,7 @@ class _Evaluation:
 
   def loop(self, k: int) -> None:
     loop = self.schedule.loops[k]
-    if loop.strategy == "scan":
+    if loop.strategy in STACKING:
       self.scan(k, loop, self.bodies[k])
     else:
       self.calls(loop, self.bodies[k])
@@ -235,7 +234,16 @@ class _Evaluation:
       moved = [[new, *old[:-1]] for new, old in zip(outs, registers)]
       return (moved, outs[n_chains : n_chains + n_lasts]), (outs[n_chains + n_lasts :], started)
 
-    (registers, lasts), (ys, started) = lax.scan(step, (registers, zeros), xs, length=roll.trips, reverse=loop.reverse)
+    carry, pieces = (registers, zeros), []
+    bounds = [roll.trips * n // loop.segments for n in range(loop.segments + 1)]
+    for low, high in zip(bounds, bounds[1:]):
+      some = xs if loop.segments == 1 else {i: lax.slice_in_dim(x, low, high) for i, x in xs.items()}
+      if loop.strategy == "batch":
+        carry, (ys, started) = jax.vmap(step, (None, 0), (None, 0))(carry, some)
+      else:
+        carry, (ys, started) = lax.scan(step, carry, some, length=high - low, reverse=loop.reverse)
+      pieces.append(ys)
+    registers, lasts = carry
     for chain, held in zip(loop.chains, registers):
       for lag, value in enumerate(held, 1):
         if lag <= roll.trips:
@@ -243,19 +251,22 @@ class _Evaluation:
     for q, value in zip(loop.lasts, lasts):
       self.made[roll.value(roll.trips - 1, q)] = value
     self.stacks.update(((k, -1 - i), value) for i, value in zip(loop.carried_ys, started))
-    for q, value in zip(loop.ys, ys):
-      self.stacks[k, q] = value
+    for n, q in enumerate(loop.ys):
+      self.stacks[k, q] = pieces[0][n] if loop.segments == 1 else None
       trips = loop.taken.get(q, ())
-      if trips:
-        parts = self.take_apart(value, [loop.index(t) for t in trips])
-        self.made.update((roll.value(t, q), part) for t, part in zip(trips, parts))
+      for piece, low, high in zip(pieces, bounds, bounds[1:]):
+        inside = [t for t in trips if low <= loop.index(t) < high]
+        if inside:
+          parts = self.take_apart(piece[n], [loop.index(t) - low for t in inside])
+          self.made.update((roll.value(t, q), part) for t, part in zip(inside, parts))
 
   def take_apart(self, ys, indices: list[int]) -> list:
     if len(indices) <= 2:
       return [lax.index_in_dim(ys, i, 0, keepdims=False) for i in indices]
-    # Without the fence each slice would fuse into its readers, and readers that are equal but for the
-    # slice's offset would be as many different kernels to compile.
-    return compat.fence(_unstack(ys, tuple(indices)), self.platform)
+    # Without the fences each slice would fuse into its readers, and slices and readers that are equal but for
+    # the slice's offset would be as many different kernels to compile.
+    ys, *at = compat.fence([ys, *map(np.int32, indices)], self.platform)
+    return compat.fence(_unstack(ys, at), self.platform)
 
   def zero(self, value: int):
     aval = self.program.aval(value)
@@ -283,10 +294,13 @@ class _Evaluation:
       self.stacked[parts] = self.assemble(parts)
     return self.stacked[parts], None
 
-  def assemble(self, parts: tuple[Part | One, ...]):
+  def assemble(self, parts: tuple[Source, ...]):
     """An array whose leading axis runs through the parts."""
     if len(parts) == 1 and isinstance(parts[0], Part):
       return self.part(parts[0])
+    if len(parts) == 1 and isinstance(parts[0], Woven):
+      columns = _stack(*[self.part(p) for p in parts[0].parts])
+      return lax.collapse(jnp.swapaxes(columns, 0, 1), 0, 2)
     if all(isinstance(p, One) for p in parts):
       return _stack(*[self.array(p.value) for p in parts])
     pieces = [
@@ -302,7 +316,7 @@ class _Evaluation:
     return lax.rev(ys, (0,)) if part.step < 0 else ys
 
 
-def is_indexed(parts: tuple[Part | One, ...]) -> bool:
+def is_indexed(parts: tuple[Source, ...]) -> bool:
   """Whether an xs is better read in the body, element by element, than cut out of an earlier loop's ys."""
   return len(parts) == 1 and isinstance(parts[0], Part) and not parts[0].is_whole
 
@@ -335,9 +349,9 @@ def _stack(*parts):
 _stack.__wrapped__.__name__ = "stack"
 
 
-@functools.partial(jax.jit, static_argnums=1)
+@jax.jit
 def _unstack(stacked, indices):
-  return [lax.index_in_dim(stacked, i, 0, keepdims=False) for i in indices]
+  return [lax.dynamic_index_in_dim(stacked, i, 0, keepdims=False) for i in indices]
 
 
 def _slices(array, starts: tuple[int, ...]):

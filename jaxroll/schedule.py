@@ -17,10 +17,12 @@ from jaxroll.plan import Carry, Const, Roll, Slices, Xs, body_closure, home
 from jaxroll.program import Program, Static
 
 
-# scan: one `lax.scan`. The others call one shared function per iteration: `fence`, with a barrier on what goes
+# scan: one `lax.scan`; `batch`, the same for independent iterations of elementwise operations, as one vectorized
+# call. The others call one shared function per iteration: `fence`, with a barrier on what goes
 # from one iteration to the next, so that XLA fuses within iterations only; `call`, kept out of line by XLA;
 # `inline`, inlined by XLA, so that what it optimizes is the program as written.
-STRATEGIES = ("scan", "fence", "call", "inline")
+STRATEGIES = ("scan", "batch", "fence", "call", "inline")
+STACKING = ("scan", "batch")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +50,16 @@ class One:
   """A single value."""
 
   value: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Woven:
+  """The elements of several parts of equal length in turn: the first of each, the second of each, and so on."""
+
+  parts: tuple[Part, ...]
+
+
+Source = Part | One | Woven
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,6 +92,7 @@ class Loop:
     taken: for each of `ys`, the iterations whose value is needed by itself.
     read_whole: those of `ys` that a later scan reads.
     unfenced: those of `ys` that go from one iteration to the next past the fence.
+    segments: how many scans the iterations are divided among.
   """
 
   roll: Roll
@@ -89,13 +102,14 @@ class Loop:
   inputs: tuple[int, ...]
   chains: tuple[Chain, ...]
   registers: dict[int, tuple[int, int]]
-  feeds: dict[int, tuple[Part | One, ...]]
+  feeds: dict[int, tuple[Source, ...]]
   lasts: tuple[int, ...]
   ys: tuple[int, ...]
   carried_ys: tuple[int, ...]
   taken: dict[int, tuple[int, ...]]
   read_whole: frozenset[int] = frozenset()
   unfenced: frozenset[int] = frozenset()
+  segments: int = 1
 
   @property
   def carried(self) -> frozenset[int]:
@@ -123,6 +137,7 @@ class Schedule:
 
 
 _HOISTED, _NOBODY = -1, -2
+_WAYS = 4  # ys that are woven into one xs
 
 
 class Values:
@@ -173,7 +188,7 @@ class Values:
 def schedule(program: Program, rolls: list[Roll], strategies: list[str]) -> Schedule:
   """Decides what each loop reads and returns and which equations stay."""
   values = Values(program, rolls)
-  scanned = [s == "scan" for s in strategies]
+  scanned = [s in STACKING for s in strategies]
   reverse = _directions(program, rolls, values, scanned)
   steps = _order(program, rolls)
   needed: set[int] = set()
@@ -197,7 +212,7 @@ def schedule(program: Program, rolls: list[Roll], strategies: list[str]) -> Sche
       if not taken[step] and not stacked[step]:
         continue
       if scanned[step]:
-        loop = _scan(program, rolls, values, scanned, reverse, step, taken[step], stacked[step])
+        loop = _scan(program, rolls, values, scanned, reverse, step, taken[step], stacked[step], strategies[step])
       else:
         loop = _calls(program, rolls[step], strategies[step], taken[step])
       loops[step] = loop
@@ -210,10 +225,12 @@ def schedule(program: Program, rolls: list[Roll], strategies: list[str]) -> Sche
           need(value)
       for parts in loop.feeds.values():
         for part in parts:
-          if isinstance(part, Part):
-            stacked[part.loop].add(part.result)
-          else:
+          if isinstance(part, One):
             need(part.value)
+          else:
+            stacked_by = part.parts if isinstance(part, Woven) else (part,)
+            for p in stacked_by:
+              stacked[p.loop].add(p.result)
       if not scanned[step]:
         for k in loop.inputs:
           source = loop.roll.inputs[k]
@@ -281,7 +298,7 @@ def _calls(program: Program, roll: Roll, strategy: str, taken: dict[int, set[int
 
 
 def _scan(program: Program, rolls, values: Values, scanned: list[bool], reverse: list[bool], k: int,
-          taken: dict[int, set[int]], stacked: set[int]) -> Loop:
+          taken: dict[int, set[int]], stacked: set[int], strategy: str) -> Loop:
   roll = rolls[k]
   results = {*taken, *(q for q in stacked if q >= 0)}
   carried_ys = tuple(sorted(-1 - q for q in stacked if q < 0))
@@ -298,14 +315,14 @@ def _scan(program: Program, rolls, values: Values, scanned: list[bool], reverse:
       ys.append(result)
     elif min(trips) >= roll.trips - depth[result]:
       continue  # a final carry
-    elif trips == {roll.trips - 1} and _has_zero(program.out_vars[roll.value(0, result)].aval):
+    elif strategy == "scan" and trips == {roll.trips - 1} and _has_zero(program.out_vars[roll.value(0, result)].aval):
       lasts.append(result)
     else:
       ys.append(result)
   feeds = {
       i: _parts(roll.inputs[i].values, values, rolls, scanned, reverse, reverse[k])
       for i in inputs if isinstance(roll.inputs[i], Xs) and program.aval(roll.inputs[i].values[0]) is not None}
-  return Loop(roll, "scan", reverse[k], offsets, inputs, chains, registers, feeds, tuple(lasts), tuple(ys), carried_ys,
+  return Loop(roll, strategy, reverse[k], offsets, inputs, chains, registers, feeds, tuple(lasts), tuple(ys), carried_ys,
               {q: tuple(sorted(taken[q])) for q in ys if taken.get(q)}, frozenset(stacked))
 
 
@@ -344,9 +361,9 @@ def _has_zero(aval) -> bool:
 
 
 def _parts(wanted: tuple[int, ...], values: Values, rolls, scanned: list[bool], reverse: list[bool],
-           backwards: bool) -> tuple[Part | One, ...]:
+           backwards: bool) -> tuple[Source, ...]:
   """The wanted values, in the order of the scan's leading axis, as parts of earlier ys and single values."""
-  parts: list[Part | One] = []
+  parts: list[Source] = []
   for value in wanted[::-1] if backwards else wanted:
     value = values.resolve(value)
     made = values.loop_result(value)
@@ -359,6 +376,13 @@ def _parts(wanted: tuple[int, ...], values: Values, rolls, scanned: list[bool], 
       parts[-1] = joined
     else:
       parts.append(new)
+  if len(parts) > 1:
+    for ways in range(2, min(_WAYS, len(wanted) // 2) + 1):
+      if len(parts) < ways or len(wanted) % ways:
+        continue
+      columns = [_parts(wanted[i::ways], values, rolls, scanned, reverse, backwards) for i in range(ways)]
+      if all(len(c) == 1 and isinstance(c[0], Part) for c in columns):
+        return (Woven(tuple(c[0] for c in (columns[::-1] if backwards else columns))),)
   return tuple(_single(p, rolls, reverse) if isinstance(p, Part) and p.count == 1 else p for p in parts)
 
 

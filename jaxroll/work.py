@@ -29,12 +29,14 @@ class Work:
     bytes: bytes of all results, as if each was written.
     kernels: equations that end a fusion, such as products, reductions, loops.
     convolutions: convolutions among them.
+    draws: calls of a random-number generator.
   """
 
   flops: float = 0
   bytes: float = 0
   kernels: float = 0
   convolutions: float = 0
+  draws: float = 0
 
   def __add__(self, other: Work) -> Work:
     return Work(*(a + b for a, b in zip(dataclasses.astuple(self), dataclasses.astuple(other))))
@@ -51,7 +53,7 @@ def equation_work(eqn, memo: dict | None = None) -> Work:
   >>> import jax, jax.numpy as jnp
   >>> closed = jax.make_jaxpr(jnp.dot)(jnp.ones((2, 3)), jnp.ones((3, 4)))
   >>> equation_work(closed.eqns[0])
-  Work(flops=48, bytes=32, kernels=1, convolutions=0)
+  Work(flops=48, bytes=32, kernels=1, convolutions=0, draws=0)
   """
   memo = {} if memo is None else memo
   name, params = eqn.primitive.name, eqn.params
@@ -72,9 +74,10 @@ def equation_work(eqn, memo: dict | None = None) -> Work:
     kernel = eqn.invars[1].aval.shape
     per_output = math.prod(kernel) // max(kernel[params["dimension_numbers"].rhs_spec[0]], 1)
     return Work(2 * size * per_output, results, 1, 1)
-  return Work(size, results, 0 if name in FUSIBLE else 1)
+  return Work(size, results, 0 if name in FUSIBLE else 1, draws=name in _GENERATORS)
 
 
+_GENERATORS = frozenset({"random_bits", "random_split", "random_fold_in", "threefry2x32"})
 _TRANSPARENT = frozenset({"checkpoint", "remat2", "closed_call"})
 # Their jaxprs combine two numbers and say nothing of the size of the work.
 _COMBINING = frozenset({"scatter", "scatter-add", "scatter_add", "reduce", "reduce_window", "sort"})

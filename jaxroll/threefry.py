@@ -1,0 +1,173 @@
+"""Threefry, JAX's default random-number generator, in a form that XLA:CPU compiles and runs fast.
+
+JAX gives XLA:CPU the generator (Salmon et al., "Parallel random numbers: as easy as
+1, 2, 3", 2011) as a loop over rounds on two arrays. Written as straight-line code it
+fuses into one kernel, bit for bit the same, which runs several times faster. Between
+fences that kernel is the same for all draws of one shape, and XLA compiles equal
+kernels once; without them it would be fused into, and computed again by, whatever
+makes the key and reads the bits.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxroll import compat, exempt
+
+# The jaxprs in equations' parameters that are walked; what is under a mesh, or goes through rules, is not.
+_WALKED = {"jit": ("jaxpr",), "scan": ("jaxpr",), "while": ("cond_jaxpr", "body_jaxpr"), "cond": ("branches",)}
+_ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
+
+
+def spell_out(closed, mode: str, platform: str | None):
+  """The closed jaxpr with its draws rewritten, and how many were; the same object if none.
+
+  Args:
+    closed: a closed jaxpr.
+    mode: a `RollOptions.random_bits`. ``'keep'`` changes nothing. ``'auto'`` writes threefry as
+      straight-line code on CPU, where JAX's own form is slow: the bits are the same. ``'rbg'``
+      draws from XLA's own generator: the bits are others.
+    platform: where the program will run.
+  """
+  if mode == "keep" or (mode == "auto" and platform != "cpu"):
+    return closed, 0
+  speller = _Speller(mode, platform)
+  return speller.walk(closed), speller.count
+
+
+class _Speller:
+  """One walk over a jaxpr and those within it."""
+
+  def __init__(self, mode: str, platform: str | None):
+    self.mode, self.platform, self.count = mode, platform, 0
+    self.memo: dict = {}  # by id of a jaxpr; holds both, so that ids stay theirs
+    self.shared: dict = {}  # one jitted function per kind of draw, which lowering emits once
+
+  def walk(self, closed):
+    found = self.memo.get(id(closed))
+    if found is None:
+      found = self.memo[id(closed)] = (self._walk(closed), closed)
+    return found[0]
+
+  def _walk(self, closed):
+    eqns, changed = [], False
+    for eqn in closed.jaxpr.eqns:
+      new = self._equation(eqn)
+      changed |= new is not None
+      eqns += [eqn] if new is None else new
+    return compat.replace_eqns(closed, eqns) if changed else closed
+
+  def _equation(self, eqn):
+    """What stands for an equation, None for itself."""
+    if exempt.is_exempt(eqn):
+      return None
+    name = eqn.primitive.name
+    if name in _WALKED:
+      params = {}
+      for key in _WALKED[name]:
+        old = eqn.params[key]
+        new = tuple(map(self.walk, old)) if isinstance(old, tuple) else self.walk(old)
+        if any(a is not b for a, b in zip(new, old)) if isinstance(old, tuple) else new is not old:
+          params[key] = new
+      return [eqn.replace(params={**eqn.params, **params})] if params else None
+    if name == "threefry2x32" and self.mode == "auto" and compat.is_static(eqn):
+      self.count += 1
+      with compat.context(eqn):
+        return compat.splice(eqn, self._function(("threefry2x32",), lambda *args: threefry(*args)))
+    raw = compat.threefry_function(eqn) if name in ("random_bits", "random_split", "random_fold_in") else None
+    if raw is None or (self.mode == "rbg" and name != "random_bits"):
+      return None
+    self.count += 1
+    with compat.context(eqn):
+      key = (name, *eqn.params.items(), *(v.aval for v in eqn.invars), compat.context_key(eqn))
+      if self.mode == "rbg":
+        fun = self._function(key, functools.partial(_rbg, width=eqn.params["bit_width"], shape=eqn.params["shape"]))
+      else:
+        fun = self._function(key, raw)
+      def apply(operands):
+        out, = fun([jax.random.key_data(operands[0]), *operands[1:]])
+        return [out if name == "random_bits" else jax.random.wrap_key_data(out, impl=compat.key_impl(operands[0]))]
+      return compat.splice(eqn, apply)
+
+  def _function(self, key, raw):
+    """The shared function of a list of operands."""
+    found = self.shared.get(key)
+    if found is None:
+      def draw(operands):
+        outs = raw(*compat.fence(operands, self.platform))
+        return compat.fence(list(outs) if isinstance(outs, (tuple, list)) else [outs], self.platform)
+
+      draw.__name__ = key[0]
+      found = self.shared[key] = jax.jit(draw if self.mode == "rbg" else self._spelled(draw))
+    return found
+
+  def _spelled(self, draw):
+    def spelled(operands):
+      closed = jax.make_jaxpr(draw)(operands)
+      return jax.core.eval_jaxpr(_spell_rounds(closed).jaxpr, closed.consts, *operands)
+
+    spelled.__name__ = draw.__name__
+    return spelled
+
+
+def _spell_rounds(closed):
+  """The closed jaxpr of one draw with straight-line rounds."""
+  eqns = []
+  for eqn in closed.jaxpr.eqns:
+    if eqn.primitive.name == "threefry2x32":
+      eqns += compat.splice(eqn, lambda operands: threefry(*operands))
+    elif eqn.primitive.name == "iota_2x32_shape" and math.prod(eqn.params["shape"]) < 1 << 32:
+      eqns += compat.splice(eqn, lambda _, shape=eqn.params["shape"]: _counts(shape))
+    elif eqn.primitive.name == "jit":
+      eqns.append(eqn.replace(params={**eqn.params, "jaxpr": _spell_rounds(eqn.params["jaxpr"])}))
+    else:
+      eqns.append(eqn)
+  return compat.replace_eqns(closed, eqns)
+
+
+def _counts(shape: tuple[int, ...]) -> list:
+  """High and low halves of 0, 1, 2, ... in row-major order, fewer than 2^32."""
+  low = jnp.zeros(shape, np.uint32)
+  for axis, stride in enumerate(np.cumprod((1, *shape[:0:-1]))[::-1].tolist()):
+    low = low + lax.broadcasted_iota(np.uint32, shape, axis) * np.uint32(stride)
+  return [jnp.zeros(shape, np.uint32), low]
+
+
+def threefry(key1, key2, x1, x2) -> list:
+  """The hash Threefry-2x32 of 20 rounds.
+
+  Args:
+    key1, key2: the two halves of the key, uint32.
+    x1, x2: the two halves of the counts, uint32; all four broadcast.
+
+  Returns:
+    Two uint32 arrays of the broadcast shape.
+
+  >>> zero = np.uint32(0)
+  >>> [hex(int(x)) for x in threefry(zero, zero, zero, zero)]
+  ['0x6b200159', '0x99ba4efe']
+  """
+  keys = (key1, key2, key1 ^ key2 ^ np.uint32(0x1BD11BDA))
+  x1, x2 = x1 + keys[0], x2 + keys[1]
+  for i in range(5):
+    for r in _ROTATIONS[i % 2]:
+      x1 = x1 + x2
+      x2 = x1 ^ (lax.shift_left(x2, jnp.full_like(x2, r)) | lax.shift_right_logical(x2, jnp.full_like(x2, 32 - r)))
+    x1, x2 = x1 + keys[(i + 1) % 3], x2 + keys[(i + 2) % 3] + np.uint32(i + 1)
+  return [x1, x2]
+
+
+def _rbg(data, *, width: int, shape: tuple[int, ...]):
+  """Bits from XLA's generator; `data` is uint32[..., 2], raw threefry keys."""
+  def draw(key):
+    return lax.rng_bit_generator(jnp.tile(key, 2), shape, dtype=np.dtype(f"uint{width}"))[1]
+
+  for _ in range(data.ndim - 1):
+    draw = jax.vmap(draw)
+  return draw(data)
