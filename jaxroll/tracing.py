@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import time
@@ -39,11 +40,24 @@ def trace_of_jit(fun: Callable, args: tuple, kwargs: dict) -> Traced:
   dynamic = {k: arg for k, arg in kwargs.items() if _all_traced(arg)}
   if len(dynamic) < len(kwargs):
     fun = functools.partial(fun, **{k: arg for k, arg in kwargs.items() if k not in dynamic})
-  closed, shapes = jax.make_jaxpr(fun, static_argnums=static, return_shape=True)(*args, **dynamic)
+  quiet = contextlib.nullcontext()
+  if jax.config.jax_explain_cache_misses:  # JAX has explained this miss: of the `jax.jit` around
+    fun, quiet = _explaining(fun), jax.explain_cache_misses(False)
+  with quiet:
+    closed, shapes = jax.make_jaxpr(fun, static_argnums=static, return_shape=True)(*args, **dynamic)
   values = jax.tree.leaves(([arg for i, arg in enumerate(args) if i not in static], dynamic))
   return Traced(
       closed, values, functools.partial(jax.tree.unflatten, jax.tree.structure(shapes)),
       lambda: jax.jit(fun, static_argnums=static)(*args, **dynamic), time.perf_counter() - start)
+
+
+def _explaining(fun: Callable) -> Callable:
+  @functools.wraps(fun)
+  def explaining(*args, **kwargs):
+    with jax.explain_cache_misses(True):
+      return fun(*args, **kwargs)
+
+  return explaining
 
 
 def _all_traced(tree) -> bool:

@@ -4,8 +4,12 @@ import copy
 import functools
 import gc
 import inspect
+import os
+import pathlib
 import pickle
 import re
+import subprocess
+import sys
 import warnings
 import weakref
 
@@ -15,6 +19,7 @@ import numpy as np
 import pytest
 from jax.experimental import serialize_executable
 
+import jaxroll
 from jaxroll import RollOptions, enabled, explain, roll_jit
 
 X = np.ones(4, np.float32)
@@ -326,3 +331,42 @@ def test_explain_is_not_misled_by_copied_attributes():
     return x
   for f in (outer, jax.jit(outer)):
     assert explain(f, FORCED)(X).eqns_before == 12
+
+
+_CACHED = """
+import os, sys
+import jax
+from programs import dropout_chain, loss, weights
+from jaxroll import RollOptions, roll_jit
+jax.config.update("jax_compilation_cache_dir", sys.argv[1])
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+ws, x = weights(6, 4, 4), jax.numpy.ones((3, 4))
+for strategy in ("scan", "fence"):
+  roll_jit(jax.grad(loss), roll=RollOptions(strategy=strategy, min_body_eqns=1))(ws, x)
+roll_jit(lambda ws, x: dropout_chain(ws, x, jax.random.key(1)))(weights(30, 4, 4), x)
+print(sorted(name for name in os.listdir(sys.argv[1]) if not name.endswith("atime")))
+"""
+
+
+def test_the_persistent_cache_hits_in_another_process(tmp_path):
+  path = os.pathsep.join(map(str, (pathlib.Path(jaxroll.__file__).parent.parent, pathlib.Path(__file__).parent)))
+  entries = [
+      subprocess.run([sys.executable, "-c", _CACHED, str(tmp_path)], capture_output=True, text=True, check=True,
+                     env={**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": seed}).stdout for seed in ("1", "2")]
+  assert entries[0] == entries[1] and entries[0].count("jit_loss") == 2
+
+
+def test_cache_misses_are_explained_once(caplog):
+  def explained(jit):
+    def f(x):
+      return jit(lambda y: y + 1)(x)
+    g = jit(f)
+    caplog.clear()
+    with jax.explain_cache_misses(True), caplog.at_level("WARNING", logger="jax"):
+      g(X), g(X[:2])
+    text = "\n".join(r.getMessage() for r in caplog.records)
+    return re.sub(r"id=\d+|:\d+:\d+|\n *but seen another.*\n.*preventing caching\?", "", text)
+  expected = explained(jax.jit)
+  assert expected.count("TRACING CACHE MISS") == 4
+  assert explained(functools.partial(roll_jit, roll=FORCED)) == expected
