@@ -116,7 +116,7 @@ def test_200_nested_jitted_functions():
       roll_jit(lambda x: f(f(f(f(x)))), roll=FORCED).trace(X)
     return reports[0]
   report = deeply(nested)
-  assert [r.trip_count for r in report.rolls if r.depth == 0] == [4] and report.size_before > 800
+  assert [r.trip_count for r in report.rolls if r.depth == 0] == [4] and report.size_before > 400
 
 
 def test_100000_equations():
