@@ -11,6 +11,7 @@ import os
 import jax
 import numpy as np
 import jax.extend.source_info_util as source_info_util
+from jax._src import api_util as _api_util
 from jax._src import config as _private_config
 from jax._src import core as _private_core
 from jax._src import linear_util as _linear_util
@@ -236,6 +237,18 @@ def location(eqn: JaxprEqn) -> str:
       function = frame.function_name.replace("<locals>.", "")
       return f"{os.path.basename(frame.file_name)}:{frame.start_line} ({function})"
   return ""
+
+
+def definition(fun) -> str:
+  """`name at file.py:line` of a function, or as much of it as there is to know."""
+  name, _, place = _api_util.fun_sourceinfo(fun).partition(" at ")
+  return f"{name} at {os.path.basename(place)}" if place else name
+
+
+def in_scope(eqn: JaxprEqn, name: str) -> bool:
+  """Whether an equation was traced in a `jax.named_scope` of this name, or derived from one that was."""
+  stack = eqn.source_info.name_stack.stack
+  return bool(stack) and any([part.name == name for part in stack])
 
 
 def replace_eqns(closed: ClosedJaxpr, eqns) -> ClosedJaxpr:

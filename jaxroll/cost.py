@@ -77,7 +77,8 @@ class Estimate:
     return (self.work.flops / _FLOPS + self.work.bytes / _BANDWIDTH) / self.trips
 
 
-def choose(program: Program, rolls: list[Roll], options: RollOptions, platform: str | None):
+def choose(program: Program, rolls: list[Roll], options: RollOptions, platform: str | None,
+           several_devices: bool = False):
   """The rolls that pay, their schedule, the reason for each one's strategy, and refusals for the others.
 
   What one roll costs depends on the others (an earlier scan's ys can be read as
@@ -106,15 +107,37 @@ def choose(program: Program, rolls: list[Roll], options: RollOptions, platform: 
       if loop is None or strategies[k] not in STACKING:
         continue
       estimate = estimate_scan(program, loop, memo)
-      strategy, reason = _judge(estimate, inputs, options, platform)
+      strategy, reason = _judge(estimate, inputs, options, platform, several_devices)
       reasons[k] = "next to rolls that are not scanned, " * (round_ > 0 and strategy == "fence") + reason
       if strategy != strategies[k]:
         strategies[k], changed = strategy, True
     if not changed:
       break
-  plan = _in_segments(program, schedule(program, kept, strategies), inputs, memo)
+  plan = schedule(program, kept, strategies)
+  plan = _unfenced(program, plan) if several_devices else _in_segments(program, plan, inputs, memo)
   parts = [loop.segments if loop else 1 for loop in plan.loops]
   return plan, [r + f", in {n} parts" * (n > 1) for r, n in zip(reasons, parts)], refusals
+
+
+def _unfenced(program: Program, plan: Schedule) -> Schedule:
+  """The plan with no fence around sums over the iterations: XLA reduces all summands over the devices at once."""
+  return dataclasses.replace(plan, loops=tuple(
+      None if loop is None else dataclasses.replace(loop, unfenced=_sums(program, loop)) for loop in plan.loops))
+
+
+def _sums(program: Program, loop: Loop) -> frozenset[int]:
+  """The carried results of the body that nothing in it reads but the addition that makes the next one."""
+  roll = loop.roll
+  slot_of, out_of = program.slot_starts(roll.start, roll.period), program.result_starts(roll.start, roll.period)
+  readers: dict[int, list[int]] = {}  # by body result, read in the same iteration or as a carry
+  for j in loop.offsets:
+    for b in roll.bindings[slot_of[j] : slot_of[j + 1]]:
+      source = None if b >= 0 else roll.inputs[-1 - b]
+      result = b if source is None else source.result if isinstance(source, Carry) else -1
+      readers.setdefault(result, []).append(j)
+  return frozenset(
+      q for q in loop.carried if len(readers.get(q, ())) == 1
+      and program.eqns[roll.start + readers[q][0]].primitive.name in ("add", "add_any") and out_of[readers[q][0]] == q)
 
 
 def unscanned(program: Program, plan: Schedule | None) -> np.ndarray:
@@ -157,10 +180,11 @@ def _waiting(program: Program, loop: Loop) -> int:
   return total - int(np.cumsum(change).max())
 
 
-def _judge(estimate: Estimate, inputs: int, options: RollOptions, platform: str | None) -> tuple[str, str]:
+def _judge(estimate: Estimate, inputs: int, options: RollOptions, platform: str | None,
+           several_devices: bool) -> tuple[str, str]:
   """The strategy for a roll, and why."""
   aim = options.optimize_for
-  if estimate.is_random:
+  if estimate.is_random and not several_devices:
     if estimate.is_independent:
       return "batch", "random numbers, made at once"
     return "scan", "random numbers, made by one loop"
@@ -170,6 +194,8 @@ def _judge(estimate: Estimate, inputs: int, options: RollOptions, platform: str 
   if (estimate.body < _FENCED_BODY and estimate.seconds < _FENCED_SECONDS and estimate.saved < _FENCED_SAVED
       and aim != "compile"):
     aside = "inline"  # XLA compiles so little in no time, and a fence would be felt
+  if several_devices:
+    return aside, "a scan's arrays might lie otherwise on the devices, and be sent more often"
   if platform == "cpu" and estimate.work.convolutions and aim != "compile":
     return aside, "on CPU convolutions compile faster outside loops"
   if options.max_copy_bytes is not None and estimate.copied > options.max_copy_bytes:

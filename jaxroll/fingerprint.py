@@ -18,7 +18,7 @@ from typing import Any, Hashable
 import jax
 import numpy as np
 
-from jaxroll import compat
+from jaxroll import compat, exempt
 from jaxroll.functions import array_key, function_key
 from jaxroll.statics import STATIC_OPERANDS, static_operands
 
@@ -85,7 +85,7 @@ class Fingerprinter:
     statics = static_operands(eqn, self.statics) if params else ()
     outs = [self.aval(v.aval) for v in eqn.outvars]
     if ((eqn.effects and not compat.is_pure(eqn.effects)) or primitive.name in _STATEFUL
-        or not all([a[2] for a in operand_avals]) or not all([a[2] for a in outs])):
+        or not all([a[2] for a in operand_avals]) or not all([a[2] for a in outs]) or exempt.is_exempt(eqn)):
       return self.unique(), statics
     rule = STATIC_OPERANDS.get(primitive)
     key = self._params(primitive, params, bool(statics)) if rule is None else rule.split(params)[0]

@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from jaxroll import compat, cost, draws, where
+from jaxroll import compat, cost, draws, exempt, where
 from jaxroll.convolutions import canonical_convolutions
 from jaxroll.fingerprint import Fingerprinter, distinct_size
 from jaxroll.inlining import write_out
@@ -29,13 +29,15 @@ class RollError(RuntimeError):
   """The pass made a mistake and noticed; the program as written is not to blame."""
 
 
-def roll_jaxpr(closed_jaxpr, options: RollOptions | None = None, *, platform: str | None = None):
+def roll_jaxpr(closed_jaxpr, options: RollOptions | None = None, *, platform: str | None = None,
+               several_devices: bool = False):
   """Rewrites the repeats of a jaxpr as loops.
 
   Args:
     closed_jaxpr: a `jax.extend.core.ClosedJaxpr`, as `jax.make_jaxpr` returns it.
     options: what the pass may do, a `RollOptions`.
     platform: where the program will run, such as ``'cpu'``; by default where JAX would run it now.
+    several_devices: whether arrays may lie on several devices even where their types don't say so.
 
   Returns:
     A closed jaxpr with inputs and results of the same types, and a `RollReport`.
@@ -63,8 +65,9 @@ def roll_jaxpr(closed_jaxpr, options: RollOptions | None = None, *, platform: st
   unchanged = RollReport(eqns_before=before, eqns_after=before)
   if options.is_off:
     return closed_jaxpr, unchanged
-  run = _Pass(options, platform or where.default_platform())
   try:
+    run = _Pass(options, platform or where.default_platform(),
+                several_devices or where.is_on_several_devices(closed_jaxpr))
     rolled = run.rewrite(closed_jaxpr, 0)
     with run.stage("random"):
       rolled = run.spell_out(rolled)
@@ -72,6 +75,10 @@ def roll_jaxpr(closed_jaxpr, options: RollOptions | None = None, *, platform: st
       if options.is_strict:
         with run.stage("check"):
           compat.check_jaxpr(rolled)
+    report = RollReport(
+        rolls=tuple(run.records), refusals=tuple(run.refusals), eqns_before=before, eqns_after=len(rolled.jaxpr.eqns),
+        size_before=distinct_size(closed_jaxpr), size_after=distinct_size(rolled),
+        draws=run.draws, exempt=run.exempt, seconds=dict(run.seconds))
   except Exception as error:  # by intent: no defect of the pass may reach the user as a crash
     if options.is_strict:
       raise
@@ -80,10 +87,7 @@ def roll_jaxpr(closed_jaxpr, options: RollOptions | None = None, *, platform: st
         "jaxroll met an internal error and compiles this program as written. Please report it with the "
         f"program, or with jax.make_jaxpr's output, to jaxroll's issue tracker. {message}", RuntimeWarning, stacklevel=2)
     return closed_jaxpr, RollReport(eqns_before=before, eqns_after=before, error=message)
-  return rolled, RollReport(
-      rolls=tuple(run.records), refusals=tuple(run.refusals), eqns_before=before, eqns_after=len(rolled.jaxpr.eqns),
-      size_before=distinct_size(closed_jaxpr), size_after=distinct_size(rolled),
-      draws=run.draws, seconds=dict(run.seconds))
+  return rolled, report
 
 
 def _check_types(closed, rolled) -> None:
@@ -98,11 +102,12 @@ def _check_types(closed, rolled) -> None:
 class _Pass:
   """One run of the pass over a jaxpr and all that is nested in it."""
 
-  def __init__(self, options: RollOptions, platform: str | None):
-    self.options, self.platform = options, platform
+  def __init__(self, options: RollOptions, platform: str | None, several_devices: bool):
+    self.options, self.platform, self.several_devices = options, platform, several_devices
     self.fingerprinter = Fingerprinter()
     self.records: list[RollRecord] = []
     self.refusals: list[Refusal] = []
+    self.exempt = 0
     self.seconds: dict[str, float] = defaultdict(float)
     self.draws = 0
     self._done: dict[int, tuple] = {}  # by id: the rewritten jaxpr, and the one with this id, kept alive
@@ -149,7 +154,7 @@ class _Pass:
 
   def _roll(self, closed, depth: int, place: int):
     program, plan, reasons, refused = self._plan(closed)
-    if self.options.strategy == "auto" and self.platform == "cpu":
+    if self.options.strategy == "auto" and self.platform == "cpu" and not self.several_devices:
       with self.stage("find"):
         gathered = draws.gather(program, cost.unscanned(program, plan), self.options.min_trip_count)
       if gathered is not None:
@@ -160,7 +165,8 @@ class _Pass:
     with self.stage("rewrite"):
       bodies = [None if loop is None else self._body(program, plan, loop) for loop in plan.loops]
     self.records[place:place] = [cost.record(program, plan, k, reasons[k], depth) for k, loop in enumerate(plan.loops) if loop]
-    bodies = [None if body is None else self.rewrite(self.shared(body), depth + 1) for body in bodies]
+    bodies = [body if body is None or loop.strategy == "batch" else self.rewrite(self.shared(body), depth + 1)
+              for body, loop in zip(bodies, plan.loops)]
     with self.stage("rewrite"):
       fun = lambda *args: evaluate(program, plan, bodies, self._functions, self.platform, args)
       return jax.make_jaxpr(fun)(*closed.in_avals)
@@ -171,7 +177,7 @@ class _Pass:
     with self.stage("find"):
       rolls, refused = find_rolls(program, self.options)
     with self.stage("choose"):
-      plan, reasons, too_dear = cost.choose(program, rolls, self.options, self.platform)
+      plan, reasons, too_dear = cost.choose(program, rolls, self.options, self.platform, self.several_devices)
     return program, plan, reasons, [*refused, *too_dear]
 
   def _body(self, program, plan, loop):
@@ -181,16 +187,24 @@ class _Pass:
     return self.spell_out(body, fenced=False) if loop.strategy == "batch" else body
 
   def spell_out(self, closed, *, fenced: bool = True):
-    closed, count = spell_out(closed, self.options.random_bits, self.platform, fenced=fenced)
+    mode = self.options.random_bits
+    if self.several_devices and mode == "auto":
+      mode = "keep"  # XLA divides JAX's own code among the devices
+    closed, count = spell_out(closed, mode, self.platform, fenced=fenced)
     self.draws += count
     return closed
 
   def _nested(self, closed, depth: int):
     """Rolls within the jaxprs that equations hold."""
     eqns = closed.jaxpr.eqns
-    rolled = [map_nested(e, lambda inner: self._inner(inner, depth)) if e.primitive.name in REWRITABLE else e
-              for e in eqns]
+    rolled = [self._equation(e, depth) for e in eqns]
     return compat.replace_eqns(closed, rolled) if any([a is not b for a, b in zip(eqns, rolled)]) else closed
+
+  def _equation(self, eqn, depth: int):
+    if exempt.is_exempt(eqn):
+      self.exempt += self.fingerprinter.size(eqn)
+      return eqn
+    return map_nested(eqn, lambda inner: self._inner(inner, depth)) if eqn.primitive.name in REWRITABLE else eqn
 
   def _inner(self, jaxpr, depth: int):
     is_small = self.fingerprinter.jaxpr_size(jaxpr) < self.options.min_trip_count * self.options.min_body_eqns

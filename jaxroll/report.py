@@ -78,9 +78,11 @@ class RollReport:
     eqns_before, eqns_after: equations at top level.
     size_before, size_after: equations, nested ones counted; after, those of a function that is called several
       times once.
+    exempt: equations that `no_roll` keeps as they are, nested ones counted.
     draws: generators of random bits that were written anew, those of a shared body counted once.
     seconds: wall seconds per stage, in order; 'trace' only where the pass traced.
     error: what went wrong inside the pass, if it gave up, else ''.
+    function: the function that was traced, and where it is defined; '' for a jaxpr.
   """
 
   rolls: tuple[RollRecord, ...] = ()
@@ -89,9 +91,11 @@ class RollReport:
   eqns_after: int = 0
   size_before: int = 0
   size_after: int = 0
+  exempt: int = 0
   draws: int = 0
   seconds: dict[str, float] = dataclasses.field(default_factory=dict)
   error: str = ""
+  function: str = ""
 
   def to_dict(self) -> dict:
     """The report as plain dicts, lists, strings and numbers, fit for JSON."""
@@ -119,6 +123,8 @@ class RollReport:
     lines += [line[:100] for line in list(telling)[:8]]
     if len(telling) > 8:
       lines.append(f"... and {len(telling) - 8} more left alone")
+    if self.exempt:
+      lines.append(f"left as written under no_roll: {self.exempt:,} equations")
     if self.seconds:
       lines.append(("seconds: " + ", ".join(f"{k} {v:.3f}" for k, v in self.seconds.items()))[:100])
     return "\n".join(lines)

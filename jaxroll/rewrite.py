@@ -204,7 +204,7 @@ class _Evaluation:
     """One call per iteration of one function, which lowering emits once."""
     roll = loop.roll
     call = self.function(loop.strategy, body)
-    carried = [q for q in loop.ys if q in loop.carried]
+    carried = [q for q in loop.ys if q in loop.carried and q not in loop.unfenced]
     for trip in range(roll.trips):
       outs = dict(zip(loop.ys, call(*[self.argument(loop, roll.inputs[i], trip) for i in loop.inputs])))
       if loop.strategy == "fence" and carried:

@@ -56,6 +56,7 @@ class Loop:
     carried_ys: indices of `roll.inputs`, carries whose value at each iteration's start a scan stacks.
     taken: for each of `ys`, the iterations whose value is needed by itself.
     read_whole: those of `ys` that a later scan reads.
+    unfenced: those of `ys` that go from one iteration to the next past the fence.
     segments: how many scans the iterations are divided among.
   """
 
@@ -72,6 +73,7 @@ class Loop:
   carried_ys: tuple[int, ...]
   taken: dict[int, tuple[int, ...]]
   read_whole: frozenset[int] = frozenset()
+  unfenced: frozenset[int] = frozenset()
   segments: int = 1
 
   @property

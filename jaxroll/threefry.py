@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxroll import compat
+from jaxroll import compat, exempt
 from jaxroll.nested import REWRITABLE, map_nested
 
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
@@ -68,6 +68,8 @@ class _Speller:
 
   def _equation(self, eqn):
     """What stands for an equation, None for itself."""
+    if exempt.is_exempt(eqn):
+      return None
     name = eqn.primitive.name
     if name in REWRITABLE:
       walked = map_nested(eqn, self.walk)

@@ -1,10 +1,12 @@
-"""Where a program will run, as far as can be told while it is traced.
+"""Where a program will run, and on how many devices, as far as can be told while it is traced.
 
 The pass runs during tracing, before JAX decides on devices. A wrong guess costs
 speed, never correctness: whatever depends on the platform computes the same on all.
 """
 
 from __future__ import annotations
+
+import itertools
 
 import jax
 
@@ -19,13 +21,39 @@ def default_platform() -> str | None:
 
 def platform_of(jit_options: dict) -> str | None:
   """The platform that `jax.jit`'s options ask for, else the default one."""
+  return asked_platform(jit_options) or default_platform()
+
+
+def asked_platform(jit_options: dict) -> str | None:
+  """The platform that `jax.jit`'s options ask for; None if they leave it open."""
   if jit_options.get("backend") is not None:
     return str(jit_options["backend"])
   if jit_options.get("device") is not None:
-    return jit_options["device"].platform
+    return getattr(jit_options["device"], "platform", None)
   shardings = [jit_options.get("in_shardings"), jit_options.get("out_shardings")]
   for leaf in jax.tree.leaves(shardings):
     if isinstance(leaf, jax.sharding.Sharding):
       platforms = {d.platform for d in leaf.device_set}
       return platforms.pop() if len(platforms) == 1 else None
-  return default_platform()
+  return None
+
+
+def asks_for_several_devices(jit_options: dict) -> bool:
+  """Whether `jax.jit`'s options lay arguments or results out over several devices."""
+  leaves = jax.tree.leaves([jit_options.get("in_shardings"), jit_options.get("out_shardings")])
+  return any(isinstance(leaf, jax.sharding.PartitionSpec)  # over the mesh that is set when it is called
+             or isinstance(leaf, jax.sharding.Sharding) and len(leaf.device_set) > 1 for leaf in leaves)
+
+
+def is_on_several_devices(closed) -> bool:
+  """Whether any value at a jaxpr's top level is known to lie on several devices.
+
+  An array on a mesh has that mesh in its type, be its axes auto, explicit or manual.
+  """
+  jaxpr = closed.jaxpr
+  values = itertools.chain(jaxpr.invars, jaxpr.constvars, *(eqn.outvars for eqn in jaxpr.eqns))
+  return any(_mesh_size(v.aval) > 1 for v in values) or jax.sharding.get_abstract_mesh().size > 1
+
+
+def _mesh_size(aval) -> int:
+  return getattr(getattr(getattr(aval, "sharding", None), "mesh", None), "size", 0)
