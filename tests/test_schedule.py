@@ -6,9 +6,10 @@ import numpy as np
 
 from jaxroll.fingerprint import Fingerprinter
 from jaxroll.options import RollOptions
+from jaxroll.parts import One
 from jaxroll.plan import Carry, Xs, find_rolls
 from jaxroll.program import analyze
-from jaxroll.schedule import One, schedule
+from jaxroll.schedule import schedule
 from programs import chain, dropout_chain, loss, weights
 
 X = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)
