@@ -14,24 +14,13 @@ from __future__ import annotations
 from jax import lax
 
 from jaxroll import compat
-from jaxroll.nested import map_nested
 
 
-def canonical_convolutions(jaxpr):
-  """A closed jaxpr that is `jaxpr`, closed or open, with every convolution canonical, those of nested jaxprs too.
-
-  Where there is nothing to change, the same object.
-  """
-  closed = compat.as_closed(jaxpr)
-  eqns, changed = [], False
-  for eqn in closed.jaxpr.eqns:
-    if eqn.primitive.name == "conv_general_dilated" and not _is_canonical(eqn.params["dimension_numbers"]):
-      eqns += compat.splice(eqn, lambda operands, params=eqn.params: [convolve(*operands, params)])
-      changed = True
-    else:
-      eqns.append(map_nested(eqn, canonical_convolutions))
-      changed |= eqns[-1] is not eqn
-  return compat.replace_eqns(closed, eqns) if changed else jaxpr
+def canonical(eqn) -> list | None:
+  """The equations for a convolution that is not canonical; None for any other."""
+  if eqn.primitive.name != "conv_general_dilated" or _is_canonical(eqn.params["dimension_numbers"]):
+    return None
+  return compat.splice(eqn, lambda operands: [convolve(*operands, eqn.params)])
 
 
 def _canonical_specs(rank: int) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:

@@ -29,10 +29,6 @@ _MIN_SAVED = 60
 _COPIED_PER_WRITTEN = {"balanced": 0.02, "run": 0.0, "compile": float("inf")}
 # Copies of fewer bytes than this stay in a cache: so much more of them may be made.
 _IN_CACHE, _CACHED_FACTOR = 1 << 18, 3
-# From so many iterations on, stacking and scanning compiles faster than fences do.
-_STACKED_TRIPS = 64
-# A scan must save this many equations per operation that stacks or takes apart.
-_SAVED_PER_COPY = 4
 # The bytes of random values that may be drawn before they are needed, as a part of the program's input bytes.
 _EARLY_PER_INPUT = 0.01
 _LEAST_SEGMENT = 3  # A loop over random bits is cut so that no piece has fewer iterations.
@@ -46,6 +42,34 @@ _ROUNDS = 8
 
 
 @dataclasses.dataclass(frozen=True)
+class Compile:
+  """CPU seconds that XLA:CPU takes to compile; only their ratios count.
+
+  Attributes:
+    equation: passes over an equation, each time that it stands in the program.
+    kernel: code for an equation of a body, once: XLA compiles the equal kernels of fenced iterations once.
+    stack: reading or writing one array of a scan's xs or ys, a kernel each.
+    copy: one operation that stacks or takes apart.
+  """
+
+  equation: float
+  kernel: float
+  stack: float
+  copy: float
+
+  def fence(self, estimate: Estimate) -> float:
+    return estimate.body * (self.equation * estimate.trips + self.kernel)
+
+  def scan(self, estimate: Estimate) -> float:
+    return (estimate.body * (self.equation + self.kernel) + self.stack * estimate.stacks
+            + self.copy * estimate.operations)
+
+
+# As `examples/fit_costs.py` fits them.
+COMPILE = Compile(equation=0.5e-3, kernel=3e-3, stack=10e-3, copy=2e-3)
+
+
+@dataclasses.dataclass(frozen=True)
 class Estimate:
   """What a roll saves and costs, if scanned.
 
@@ -53,6 +77,7 @@ class Estimate:
     saved: equations that XLA need not compile, nested ones counted.
     copied: bytes stacked or taken apart each time that the program runs.
     operations: how many operations stack or take apart.
+    stacks: how many arrays its xs and ys are.
     unread: bytes of stacked results that nothing reads.
     work: what all the iterations do.
     body: equations of an iteration, nested ones counted.
@@ -64,6 +89,7 @@ class Estimate:
   saved: int
   copied: int
   operations: int
+  stacks: int
   unread: int
   work: Work
   body: int
@@ -197,26 +223,39 @@ def _judge(estimate: Estimate, inputs: int, options: RollOptions, platform: str 
   if several_devices:
     return aside, "a scan's arrays might lie otherwise on the devices, and be sent more often"
   if platform == "cpu" and estimate.work.convolutions and aim != "compile":
-    return aside, "on CPU convolutions compile faster outside loops"
+    return aside, "on CPU convolutions run faster outside loops"
   if options.max_copy_bytes is not None and estimate.copied > options.max_copy_bytes:
     return aside, f"a scan would copy {human_bytes(estimate.copied)}, more than max_copy_bytes"
   allowed = _COPIED_PER_WRITTEN[aim] * estimate.work.bytes
   if aim == "balanced" and estimate.copied < _IN_CACHE:
     allowed *= _CACHED_FACTOR
-  if aim == "compile" and estimate.trips < _STACKED_TRIPS:
-    # Stacks and their slices are kernels, too: with few iterations fences compile faster.
-    allowed = _COPIED_PER_WRITTEN["balanced"] * estimate.work.bytes
   if estimate.unread > max(_EARLY_PER_INPUT * inputs, _IN_CACHE) and aim != "compile":
     return aside, f"a scan would keep {human_bytes(estimate.unread)} of results that nothing reads"
   if estimate.copied > allowed:
     return aside, f"a scan would copy {human_bytes(estimate.copied)} beside {human_bytes(estimate.work.bytes)} written"
-  if estimate.saved < _SAVED_PER_COPY * estimate.operations:
-    return aside, f"a scan would need {estimate.operations} operations to stack and take apart"
+  if COMPILE.scan(estimate) >= COMPILE.fence(estimate):
+    return aside, (f"a scan would compile no faster: {estimate.stacks} arrays of xs and ys, {estimate.operations} operations "
+                   "that stack and take apart")
   return "scan", f"copies {human_bytes(estimate.copied)}" if estimate.copied else "nothing to copy"
 
 
 def estimate_scan(program: Program, loop: Loop, memo: dict) -> Estimate:
   """What the loop saves and costs as a scan."""
+  roll = loop.roll
+  copied, operations, unread = _copies(program, loop)
+  stacks = len(loop.ys) + sum(isinstance(roll.inputs[i], (Xs, Slices)) for i in loop.inputs)
+  work = Work()
+  for j in loop.offsets:
+    work += equation_work(program.eqns[roll.start + j], memo)
+  size = int(sum(program.sizes[roll.start + j] for j in loop.offsets))
+  random = work.draws > 0 and all(is_random(program.eqns[roll.start + j], memo.setdefault("random", {})) for j in loop.offsets)
+  return Estimate(
+      size * (roll.trips - 1), copied, operations, stacks, unread, work * roll.trips, size, roll.trips, random,
+      not loop.carried)
+
+
+def _copies(program: Program, loop: Loop) -> tuple[int, int, int]:
+  """The bytes that a scan copies, the operations that do so, and the bytes of stacked results that nothing reads."""
   roll = loop.roll
   copied = operations = unread = 0
   for q, trips in loop.taken.items():
@@ -228,12 +267,7 @@ def estimate_scan(program: Program, loop: Loop, memo: dict) -> Estimate:
     if constant_xs(program, roll.inputs[i].values) is None:
       copied += _feed(program, loop, i)[1]
       operations += sum(isinstance(p, One) for p in parts)
-  work = Work()
-  for j in loop.offsets:
-    work += equation_work(program.eqns[roll.start + j], memo)
-  size = int(sum(program.sizes[roll.start + j] for j in loop.offsets))
-  random = work.draws > 0 and all(is_random(program.eqns[roll.start + j], memo.setdefault("random", {})) for j in loop.offsets)
-  return Estimate(size * (roll.trips - 1), copied, operations, unread, work * roll.trips, size, roll.trips, random, not loop.carried)
+  return copied, operations, unread
 
 
 def record(program: Program, plan: Schedule, k: int, reason: str, depth: int) -> RollRecord:
@@ -255,7 +289,7 @@ def record(program: Program, plan: Schedule, k: int, reason: str, depth: int) ->
       consts=by_type.count(Const), xs=len(feeds), ys=len(loop.ys) if is_scan else len(loop.taken),
       reverse=loop.reverse, feeds=tuple(feeds), copied_bytes=tuple(copied),
       unstacked_bytes=sum(program.nbytes(roll.value(0, q)) * len(t) for q, t in loop.taken.items()) if is_scan else 0,
-      depth=depth, location=compat.location(program.eqns[roll.start]))
+      operations=_copies(program, loop)[1] if is_scan else 0, depth=depth, location=compat.location(program.eqns[roll.start]))
 
 
 def _feed(program: Program, loop: Loop, i: int) -> tuple[str, int]:

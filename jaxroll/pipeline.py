@@ -11,7 +11,7 @@ from typing import Any
 import jax
 
 from jaxroll import compat, cost, draws, exempt, where
-from jaxroll.convolutions import canonical_convolutions
+from jaxroll.bodies import for_cpu
 from jaxroll.fingerprint import Fingerprinter, distinct_size
 from jaxroll.inlining import write_out
 from jaxroll.nested import REWRITABLE, map_nested
@@ -182,8 +182,8 @@ class _Pass:
 
   def _body(self, program, plan, loop):
     body = loop_body(program, plan, loop)
-    if self.platform == "cpu" and loop.strategy in ("scan", "call"):  # where XLA does not inline the body
-      body = canonical_convolutions(body)
+    if self.platform == "cpu" and loop.strategy in ("scan", "call", "fence"):
+      body = for_cpu(body, inlined=loop.strategy == "fence")
     return self.spell_out(body, fenced=False) if loop.strategy == "batch" else body
 
   def spell_out(self, closed, *, fenced: bool = True):

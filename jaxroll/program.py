@@ -84,6 +84,14 @@ class Program:
       return compat.as_constant(atom.val)
     return np.asarray(atom.val, atom.aval.dtype)
 
+  def is_computed(self, value: int) -> bool:
+    """Whether a value is an array that depends on the program's inputs, as far as one equation back tells."""
+    if not compat.is_plain(self.aval(value)):
+      return False
+    if value < 0:
+      return type(self.outer[-1 - value]) is compat.Var and self.constant(value) is None
+    return any(type(a) is compat.Var for a in self.eqns[self.maker(value)].invars)
+
   @functools.cached_property
   def consts(self) -> dict:
     """The jaxpr's constants by their variables."""

@@ -47,6 +47,7 @@ class RollRecord:
       ``'arguments'`` where nothing is stacked.
     copied_bytes: per xs, the bytes copied each time the program runs.
     unstacked_bytes: bytes of ys that are taken apart again.
+    operations: how many operations stack xs or take ys apart.
     depth: 0 at top level, 1 within a body or a nested jaxpr, and so on.
     location: where in the user's code the first equation of the body comes from.
   """
@@ -64,6 +65,7 @@ class RollRecord:
   feeds: tuple[str, ...]
   copied_bytes: tuple[int, ...]
   unstacked_bytes: int
+  operations: int
   depth: int
   location: str
 

@@ -205,8 +205,9 @@ class _Evaluation:
     roll = loop.roll
     call = self.function(loop.strategy, body)
     carried = [q for q in loop.ys if q in loop.carried and q not in loop.unfenced]
+    hidden = self.hidden(loop) if loop.strategy == "fence" and self.platform == "cpu" else {}
     for trip in range(roll.trips):
-      outs = dict(zip(loop.ys, call(*[self.argument(loop, roll.inputs[i], trip) for i in loop.inputs])))
+      outs = dict(zip(loop.ys, call(*[self.argument(loop, roll.inputs[i], trip, hidden) for i in loop.inputs])))
       if loop.strategy == "fence" and carried:
         outs.update(zip(carried, compat.fence([outs[q] for q in carried], self.platform)))
       self.made.update((roll.value(trip, q), value) for q, value in outs.items())
@@ -222,17 +223,45 @@ class _Evaluation:
       self.functions[key] = compat.out_of_line(call) if strategy == "call" else jax.jit(call)
     return self.functions[key]
 
-  def argument(self, loop: Loop, source, trip: int):
+  def hidden(self, loop: Loop) -> dict:
+    """The scalar constants that differ between iterations, by value, behind a fence.
+
+    XLA would write them into the kernels of each iteration, which then are as many different ones to compile.
+    """
+    known, arrays = {}, []
+    for source in (loop.roll.inputs[i] for i in loop.inputs):
+      if isinstance(source, Slices):
+        known.update((("start", start), np.int32(start)) for start in source.starts)
+      elif isinstance(source, Xs):
+        constants = [self.program.constant(v) for v in source.values]
+        if all(c is not None and c.ndim == 0 for c in constants):
+          known.update(zip(source.values, constants))
+        else:
+          arrays.append(source.values[0])
+      elif isinstance(source, Const):
+        arrays.append(source.value)
+    # Constants alone would be folded away: what XLA does not know, and the body reads, goes through the fence with them.
+    arrays = [v for v in arrays if self.program.is_computed(v)]
+    if not known or not arrays:
+      return {}
+    smallest = min(arrays, key=self.program.nbytes)
+    names = (smallest, *known)
+    return dict(zip(names, compat.fence([self.array(smallest), *known.values()], self.platform)))
+
+  def argument(self, loop: Loop, source, trip: int, hidden: dict):
     """An input of the body in iteration `trip` of a roll that is not scanned."""
     if isinstance(source, Const):
-      return self.array(source.value)
+      return hidden[source.value] if source.value in hidden else self.array(source.value)
     if isinstance(source, Carry):
       before = trip - source.lag
       return self.array(source.inits[trip] if before < 0 else loop.roll.value(before, source.result))
     if isinstance(source, Slices):
       start = source.starts[trip]
-      return lax.slice_in_dim(self.array(source.value), start, start + 1)
-    return self.array(source.values[trip])
+      array = self.array(source.value)
+      at = hidden.get(("start", start))
+      return lax.slice_in_dim(array, start, start + 1) if at is None else lax.dynamic_slice_in_dim(array, at, 1)
+    value = source.values[trip]
+    return hidden[value] if value in hidden else self.array(value)
 
   def scan(self, k: int, loop: Loop, body) -> None:
     roll = loop.roll

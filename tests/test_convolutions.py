@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jaxroll.convolutions import canonical_convolutions
+from jaxroll.bodies import for_cpu
 from jaxroll.testing import check_roll
 from jaxroll.testing.oracle import bits_differ, evaluate
 
@@ -43,10 +43,10 @@ def test_same_bits_and_nothing_left_permuted(name, gradient):
   conv, x, k = CASES[name]
   fun = (lambda x, k: jax.vjp(conv, x, k)[1](jnp.sin(conv(x, k)))) if gradient else (lambda x, k: jax.jit(conv)(x, k))
   closed = jax.make_jaxpr(fun)(x, k)
-  canonical = canonical_convolutions(closed)
+  canonical = for_cpu(closed, inlined=False)
   for a, b in zip(evaluate(closed, x, k), evaluate(canonical, x, k)):
     assert bits_differ(a, b) is None
-  assert canonical_convolutions(canonical) is canonical
+  assert for_cpu(canonical, inlined=False) is canonical and for_cpu(closed, inlined=True) is closed
   assert list(canonical.out_avals) == list(closed.out_avals)
 
 
