@@ -46,6 +46,9 @@ _WIDE = frozenset(map(np.dtype, ("int64", "uint64", "float64", "complex128")))
 
 _BARRIERS_EXPAND_EARLY = tuple(map(int, jax.__version__.split(".")[:2])) < (0, 11)
 
+# Whether XLA compiles a function that is called out of line once, and not once per call.
+CALLS_ARE_SHARED = not _BARRIERS_EXPAND_EARLY
+
 slice_p = primitives.slice_p
 pad_p = primitives.pad_p
 

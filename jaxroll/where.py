@@ -10,6 +10,22 @@ import itertools
 
 import jax
 
+from jaxroll import compat
+
+
+# Where a call that is asked to stay out of line is known to do so and to be compiled once, and how that is known.
+# Anywhere else the cost model does not choose `call`.
+CALLS_SURVIVE = {
+    "cpu": "jax 0.12: the optimized HLO of a rolled program holds the calls (tests/test_strategies.py), and compiles in "
+           "0.6 of the time that fences take at 24 iterations (examples/benchmark.py). On 0.10 the calls survive, but XLA "
+           "clones what they call, and fences compile faster.",
+}
+
+
+def calls_survive(platform: str | None) -> bool:
+  """Whether calls kept out of line are known to survive, and to pay, on a platform and this version of JAX."""
+  return platform in CALLS_SURVIVE and compat.CALLS_ARE_SHARED
+
 
 def default_platform() -> str | None:
   """The platform on which JAX would run a program now, such as 'cpu' or 'gpu'."""
