@@ -21,6 +21,7 @@ from jaxroll import compat
 from jaxroll.parts import One, Part, Pieces, Source, Woven
 from jaxroll.plan import Carry, Const, Slices, Xs
 from jaxroll.program import Program
+from jaxroll.residuals import equations
 from jaxroll.schedule import STACKING, Loop, Schedule
 from jaxroll.statics import Static, with_operands
 
@@ -50,7 +51,7 @@ def loop_body(program: Program, schedule: Schedule, loop: Loop):
   of_input = dict(zip(loop.inputs, arguments))
   wanted = [*(c.result for c in loop.chains), *loop.lasts, *loop.ys]
   named = _name_dropped(program, [roll.value(0, q) for q in wanted])
-  eqns = []
+  eqns = equations(program, loop.remade, of_input)
   for j in loop.offsets:
     eqns += _body_equations(program, roll, j, of_input, named)
   outs = [named.get(roll.value(0, q), program.out_vars[roll.value(0, q)]) for q in wanted]
