@@ -152,18 +152,11 @@ class _Cut:
       return None
     count = int(program.slot_start[first + 1]) - int(low[0])
     slots = program.slots[low[:, None] + np.arange(count)]
-    arguments, within, _ = steps
-    is_read = {a for e in within for a in e.invars if type(a) is not compat.Literal}
-    taken = []
-    for k, atom in enumerate(eqn.invars):
-      column = slots[:, k]
-      is_literal = type(atom) is compat.Literal and (column == column[0]).all()
-      if is_literal or arguments is not None and arguments[k] not in is_read:
-        taken.append(None)
-      else:
-        taken.append(column)
     statics = slots[:, len(eqn.invars) :]
-    return taken if (statics == statics[0]).all() else None
+    if (statics != statics[0]).any():
+      return None
+    is_own = [type(a) is compat.Literal and (slots[:, k] == slots[0, k]).all() for k, a in enumerate(eqn.invars)]
+    return [slots[:, k] if read and not own else None for k, (read, own) in enumerate(zip(_is_read(eqn, steps), is_own))]
 
   def _is_constant(self, key: bytes) -> bool:
     values = np.frombuffer(key, np.int64)
@@ -222,6 +215,32 @@ def cheap_steps(eqn, which: int):
   if inner.outvars[which] not in made or not needed <= made | set(inner.invars) or len(steps) > _DEEPEST:
     return None
   return inner.invars, steps[::-1], inner.outvars[which]
+
+
+def _is_read(eqn, steps) -> list[bool]:
+  """Per operand of an equation, whether these steps of it read it."""
+  arguments, within, _ = steps
+  read = {a for e in within for a in e.invars if type(a) is not compat.Literal}
+  return [True] * len(eqn.invars) if arguments is None else [a in read for a in arguments]
+
+
+def operands(program: Program, value: int) -> dict[int, int]:
+  """Of the equation that makes a value that can be remade: by position, the operands needed for that, literals left out."""
+  e = program.maker(value)
+  eqn, slots = program.eqns[e], program.slots[program.slot_start[e] :]
+  is_read = _is_read(eqn, cheap_steps(eqn, value - int(program.out_start[e])))
+  return {k: int(slots[k]) for k, a in enumerate(eqn.invars) if is_read[k] and type(a) is not compat.Literal}
+
+
+def alone(program: Program, value: int):
+  """An open jaxpr that computes one value of `operands`."""
+  e = program.maker(value)
+  atoms = program.eqns[e].invars
+  read = operands(program, value)
+  arguments = dict(zip(read, compat.fresh_vars([atoms[k].aval for k in read])))
+  remade = Remade(value, tuple(-1 - k if k in read else None for k in range(len(atoms))), None)
+  eqns = equations(program, (remade,), arguments)
+  return compat.open_jaxpr(program.jaxpr, arguments.values(), eqns[-1].outvars, eqns)
 
 
 def equations(program: Program, remade: tuple[Remade, ...], of_input: dict) -> list:

@@ -21,7 +21,7 @@ from jaxroll import compat
 from jaxroll.parts import One, Part, Pieces, Source, Woven
 from jaxroll.plan import Carry, Const, Slices, Xs
 from jaxroll.program import Program
-from jaxroll.residuals import equations
+from jaxroll.residuals import alone, equations, operands
 from jaxroll.schedule import STACKING, Loop, Schedule
 from jaxroll.statics import Static, with_operands
 
@@ -129,6 +129,9 @@ class _Evaluation:
     if value < 0:
       atom = self.program.outer[-1 - value]
       return atom.val if isinstance(atom, (compat.Literal, Static)) else self.outer[atom]
+    if value not in self.made and value in self.schedule.remade:
+      arguments = [self.read(v) for v in operands(self.program, value).values()]
+      self.made[value], = jax.core.eval_jaxpr(alone(self.program, value), (), *arguments)
     return self.made[value]
 
   def array(self, value: int) -> Any:

@@ -16,7 +16,7 @@ from jaxroll import compat
 from jaxroll.parts import Finder, Source
 from jaxroll.plan import Carry, Const, Roll, Slices, Xs, body_closure, home
 from jaxroll.program import Program
-from jaxroll.residuals import Remade, Remaking, remake
+from jaxroll.residuals import Remade, Remaking, operands, remake
 from jaxroll.statics import Static
 
 
@@ -98,7 +98,8 @@ class Schedule:
   `steps` holds tuples of equation indices and `int` loop indices; `loops` is by
   index, None for a loop that nothing needs. `collected` has the parts of each
   equation that puts loops' results together. `values.resolve` maps a value to the
-  one that is computed in its stead.
+  one that is computed in its stead. `remade` are results of loops that are made anew
+  for equations outside of them.
   """
 
   steps: tuple[tuple[int, ...] | int, ...]
@@ -106,6 +107,7 @@ class Schedule:
   collected: dict[int, tuple[Source, ...]]
   values: Values
   needed: frozenset[int]
+  remade: frozenset[int] = frozenset()
 
 
 _HOISTED, _NOBODY = -1, -2
@@ -158,6 +160,16 @@ class Values:
 
 def schedule(program: Program, rolls: list[Roll], strategies: list[str]) -> Schedule:
   """Decides what each loop reads and returns and which equations stay."""
+  plan = _schedule(program, rolls, strategies, frozenset())
+  made = [plan.values.loop_result(plan.values.resolve(r.value)) for loop in plan.loops if loop for r in loop.remade]
+  stored = {(k, q) for k, loop in enumerate(plan.loops) if loop for q in (*loop.ys, *loop.lasts)}
+  remade = frozenset((m[0], m[2]) for m in made if m)
+  # Stored for odd iterations alone, which can make it anew as well as the others.
+  return _schedule(program, rolls, strategies, remade) if remade & stored else plan
+
+
+def _schedule(program: Program, rolls: list[Roll], strategies: list[str], remakable: frozenset[tuple[int, int]]) -> Schedule:
+  """The schedule, in which equations outside of loops make the results of loops that are `remakable` anew."""
   values = Values(program, rolls)
   scanned = [s in STACKING for s in strategies]
   reverse = _directions(program, rolls, values, scanned)
@@ -165,13 +177,19 @@ def schedule(program: Program, rolls: list[Roll], strategies: list[str]) -> Sche
   steps = _order(program, rolls)
   collected: dict[int, tuple[Source, ...]] = {}
   needed: set[int] = set()
+  remade: set[int] = set()
   taken: list[dict[int, set[int]]] = [defaultdict(set) for _ in rolls]
   stacked: list[set[int]] = [set() for _ in rolls]
 
-  def need(value: int) -> None:
+  def need(value: int, is_plain: bool = False) -> None:
     value = values.resolve(value)
     made = values.loop_result(value)
-    if made:
+    if is_plain and made and (made[0], made[2]) in remakable:
+      if value not in remade:
+        remade.add(value)
+        for operand in operands(program, value).values():
+          need(operand, True)
+    elif made:
       taken[made[0]][made[2]].add(made[1])
     elif value >= 0:
       needed.add(value)
@@ -228,10 +246,11 @@ def schedule(program: Program, rolls: list[Roll], strategies: list[str]) -> Sche
             need_parts(parts)
             continue
           for value in program.slots[program.slot_start[e] : program.slot_start[e + 1]].tolist():
-            need(value)
+            need(value, True)
       if live:
         kept.append(tuple(reversed(live)))
-  return Schedule(tuple(reversed(kept)), tuple(loops), collected, values, frozenset(needed))
+  return Schedule(tuple(reversed(kept)), tuple(loops), collected, values, frozenset(needed),
+                  frozenset(remade))
 
 
 def _order(program: Program, rolls: list[Roll]) -> list[tuple[int, ...] | int]:
