@@ -75,8 +75,7 @@ def remake(program: Program, roll: Roll, inputs: tuple[int, ...], is_scan: bool,
   xs = [i for i in inputs if isinstance(roll.inputs[i], Xs) and min(roll.inputs[i].values) >= 0]
   # What is made last goes first: what it is made of may itself be made of what is made before.
   for i in sorted(xs, key=lambda i: -roll.inputs[i].values[0]):
-    if max(roll.inputs[i].values) < roll.first_result and not any(map(is_kept, roll.inputs[i].values)):
-      cut.replace(i)
+    cut.replace(i, is_kept)
   return cut.result()
 
 
@@ -105,7 +104,7 @@ class _Cut:
   def _key(self, values: np.ndarray) -> bytes:
     return np.where(values >= 0, self.program.canonical[np.maximum(values, 0)], values).tobytes()
 
-  def replace(self, i: int) -> None:
+  def replace(self, i: int, is_kept: Callable) -> None:
     """Makes input `i` anew, if that stores fewer bytes."""
     values = np.asarray(self.roll.inputs[i].values)
     key = self._key(values)
@@ -113,7 +112,7 @@ class _Cut:
       return
     size = self.program.nbytes(int(values[0]))
     node = self._remade(key, values, _DEEPEST)
-    if node is None or node.bytes >= size:
+    if node is None or node.bytes >= size or any(map(is_kept, values.tolist())):
       return
     self._take(node)
     del self.at[key]
