@@ -10,6 +10,7 @@ operands, so the same bits, and so many bytes less to store.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from typing import Callable
 
@@ -22,7 +23,7 @@ from jaxroll.program import Program
 # Cheap to compute for every element of the result from one element of each operand.
 _CHEAP = frozenset("""
   abs add add_any and bitcast_convert_type broadcast_in_dim clamp convert_element_type copy copy_p div eq expand_dims
-  floor ge gt integer_pow iota is_finite le lt max min mul ne neg not or reshape rsqrt select_n shift_left
+  floor ge gt integer_pow iota is_finite le lt max min mul ne neg not one_minus_square or reshape rsqrt select_n shift_left
   shift_right_arithmetic shift_right_logical sign sqrt square squeeze stop_gradient sub xor
 """.split())
 _DEEPEST = 4  # equations, one on the other, between what is stored and what is made of it
@@ -74,8 +75,14 @@ def remake(program: Program, roll: Roll, inputs: tuple[int, ...], is_scan: bool,
   cut = _Cut(program, roll, inputs, is_scan)
   xs = [i for i in inputs if isinstance(roll.inputs[i], Xs) and min(roll.inputs[i].values) >= 0]
   # What is made last goes first: what it is made of may itself be made of what is made before.
-  for i in sorted(xs, key=lambda i: -roll.inputs[i].values[0]):
-    cut.replace(i, is_kept)
+  xs.sort(key=lambda i: -roll.inputs[i].values[0])
+  ties = [i for i in xs if cut.replace(i, is_kept) == 0]
+  for i in ties:  # What is no smaller may serve to make others, too.
+    trial = cut.copy()
+    trial.replace(i, is_kept, least=0)
+    for other in xs:
+      trial.replace(other, is_kept)
+    cut = trial if trial.saved > cut.saved else cut
   return cut.result()
 
 
@@ -97,6 +104,7 @@ class _Cut:
     self.at: dict[bytes, int] = {}  # by canonical values, the input that holds them
     self.made: dict[bytes, _Node] = {}
     self.replaced: dict[bytes, int] = {}
+    self.memo: dict[bytes, list[np.ndarray | None] | None] = {}
     for i in inputs:
       if isinstance(roll.inputs[i], Xs):
         self.at[self._key(np.asarray(roll.inputs[i].values))] = i
@@ -104,21 +112,28 @@ class _Cut:
   def _key(self, values: np.ndarray) -> bytes:
     return np.where(values >= 0, self.program.canonical[np.maximum(values, 0)], values).tobytes()
 
-  def replace(self, i: int, is_kept: Callable) -> None:
-    """Makes input `i` anew, if that stores fewer bytes."""
+  def copy(self) -> _Cut:
+    other = copy.copy(self)
+    for name in ("inputs", "sources", "at", "made", "replaced"):
+      setattr(other, name, copy.copy(getattr(self, name)))
+    return other
+
+  def replace(self, i: int, is_kept: Callable, least: int = 1) -> int:
+    """Makes input `i` anew if that stores at least so many bytes fewer; how many it does or would; -1 if it can't."""
     values = np.asarray(self.roll.inputs[i].values)
     key = self._key(values)
     if self.at.get(key) != i:
-      return
+      return -1
     size = self.program.nbytes(int(values[0]))
     node = self._remade(key, values, _DEEPEST)
-    if node is None or node.bytes >= size or any(map(is_kept, values.tolist())):
-      return
+    if node is None or size - node.bytes < least or any(map(is_kept, values.tolist())):
+      return -1 if node is None else size - node.bytes
     self._take(node)
     del self.at[key]
     self.replaced[key] = i
     self.inputs.remove(i)
     self.saved += (size - node.bytes) * self.roll.trips
+    return size - node.bytes
 
   def _node(self, values: np.ndarray, depth: int) -> _Node | None:
     """The cheapest way to have these values in the body; None for a literal, or if there is no way."""
@@ -131,7 +146,9 @@ class _Cut:
 
   def _remade(self, key: bytes, values: np.ndarray, depth: int) -> _Node | None:
     """These values made by the equations that made them before, of the cheapest operands."""
-    operands = self._operands(values)
+    if key not in self.memo:
+      self.memo[key] = self._operands(values)
+    operands = self.memo[key]
     if operands is None:
       return None
     parts = [None if o is None else self._node(o, depth - 1) for o in operands]
@@ -203,7 +220,10 @@ def cheap_steps(eqn, which: int):
   if eqn.primitive.name != "jit" or not compat.may_inline(eqn):
     return None
   inner = eqn.params["jaxpr"].jaxpr
-  needed, steps = {inner.outvars[which]} if type(inner.outvars[which]) is compat.Var else set(), []
+  result = inner.outvars[which]
+  if type(result) is compat.Literal:
+    return None
+  needed, steps = {result}, []
   for e in reversed(inner.eqns):
     if len(e.outvars) == 1 and e.outvars[0] in needed:
       if e.primitive.name not in _CHEAP:
@@ -211,9 +231,9 @@ def cheap_steps(eqn, which: int):
       steps.append(e)
       needed.update(a for a in e.invars if type(a) is not compat.Literal)
   made = {e.outvars[0] for e in steps}
-  if inner.outvars[which] not in made or not needed <= made | set(inner.invars) or len(steps) > _DEEPEST:
+  if result not in made or not needed <= made | set(inner.invars) or len(steps) > _DEEPEST:
     return None
-  return inner.invars, steps[::-1], inner.outvars[which]
+  return inner.invars, steps[::-1], result
 
 
 def _is_read(eqn, steps) -> list[bool]:
