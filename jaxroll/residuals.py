@@ -215,7 +215,7 @@ def cheap_steps(eqn, which: int):
     The arguments of a call's jaxpr, None for another equation; the equations; the variable of the result.
     None if it is not cheap.
   """
-  if eqn.primitive.name in _CHEAP and len(eqn.outvars) == 1:
+  if eqn.primitive.name != "jit" and len(eqn.outvars) == 1 and _is_cheap(eqn):
     return None, [eqn], eqn.outvars[0]
   if eqn.primitive.name != "jit" or not compat.may_inline(eqn):
     return None
@@ -226,7 +226,7 @@ def cheap_steps(eqn, which: int):
   needed, steps = {result}, []
   for e in reversed(inner.eqns):
     if len(e.outvars) == 1 and e.outvars[0] in needed:
-      if e.primitive.name not in _CHEAP:
+      if not _is_cheap(e):
         return None
       steps.append(e)
       needed.update(a for a in e.invars if type(a) is not compat.Literal)
@@ -234,6 +234,15 @@ def cheap_steps(eqn, which: int):
   if result not in made or not needed <= made | set(inner.invars) or len(steps) > _DEEPEST:
     return None
   return inner.invars, steps[::-1], result
+
+
+def _is_cheap(eqn) -> bool:
+  """Whether the equation, or all within it if it is a call such as that of `jax.nn.relu`, is cheap."""
+  name = eqn.primitive.name
+  if name in ("jit", "custom_jvp_call"):
+    inner = eqn.params["jaxpr" if name == "jit" else "call_jaxpr"].jaxpr.eqns
+    return (name != "jit" or compat.may_inline(eqn)) and len(inner) <= _DEEPEST and all(map(_is_cheap, inner))
+  return name in _CHEAP
 
 
 def _is_read(eqn, steps) -> list[bool]:
