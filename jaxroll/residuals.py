@@ -23,8 +23,8 @@ from jaxroll.program import Program
 # Cheap to compute for every element of the result from one element of each operand.
 _CHEAP = frozenset("""
   abs add add_any and bitcast_convert_type broadcast_in_dim clamp convert_element_type copy copy_p div eq expand_dims
-  floor ge gt integer_pow iota is_finite le lt max min mul ne neg not one_minus_square or reshape rsqrt select_n shift_left
-  shift_right_arithmetic shift_right_logical sign sqrt square squeeze stop_gradient sub xor
+  floor ge gt integer_pow iota is_finite le lt max min mul ne neg not one_minus_square or reshape rsqrt select_n
+  shift_left shift_right_arithmetic shift_right_logical sign sqrt square squeeze stop_gradient sub xor
 """.split())
 _DEEPEST = 4  # equations, one on the other, between what is stored and what is made of it
 
@@ -35,8 +35,8 @@ class Remade:
 
   Attributes:
     value: the value that the first iteration reads.
-    operands: per operand of the equation n, the n-th of the values remade in this body, or -1-k for `inputs[k]` of the roll;
-      None for a literal, and for what is not needed.
+    operands: per operand of the equation n, the n-th of the values remade in this body, or -1-k for `inputs[k]` of
+      the roll; None for a literal, and for what is not needed.
     input: which of the roll's inputs it stands for, None for a value in between.
   """
 
@@ -155,7 +155,7 @@ class _Cut:
     return _Node(key, values, sum(p.bytes for p in parts if p), parts)
 
   def _operands(self, values: np.ndarray) -> list[np.ndarray | None] | None:
-    """Per operand of the equations that make these values, the values that it has; None where there is none to read."""
+    """Per operand of the equations that make these values, the values that it has, None if it is not to be read."""
     program = self.program
     makers = np.searchsorted(program.out_start, values, "right") - 1
     first = int(makers[0])
@@ -164,15 +164,17 @@ class _Cut:
     if steps is None or values.max() >= self.roll.first_result:
       return None
     fingerprint, low = program.fingerprints[makers], program.slot_start[makers]
-    if fingerprint[0] < 0 or (fingerprint != fingerprint[0]).any() or (values - program.out_start[makers] != which).any():
+    alike = (fingerprint == fingerprint[0]).all() and (values - program.out_start[makers] == which).all()
+    if fingerprint[0] < 0 or not alike:
       return None
     count = int(program.slot_start[first + 1]) - int(low[0])
     slots = program.slots[low[:, None] + np.arange(count)]
     statics = slots[:, len(eqn.invars) :]
     if (statics != statics[0]).any():
       return None
-    is_own = [type(a) is compat.Literal and (slots[:, k] == slots[0, k]).all() for k, a in enumerate(eqn.invars)]
-    return [slots[:, k] if read and not own else None for k, (read, own) in enumerate(zip(_is_read(eqn, steps), is_own))]
+    def is_own(k: int) -> bool:
+      return type(eqn.invars[k]) is compat.Literal and bool((slots[:, k] == slots[0, k]).all())
+    return [slots[:, k] if read and not is_own(k) else None for k, read in enumerate(_is_read(eqn, steps))]
 
   def _is_constant(self, key: bytes) -> bool:
     values = np.frombuffer(key, np.int64)
@@ -197,7 +199,7 @@ class _Cut:
         self.inputs.append(self.at[node.key])
 
   def result(self) -> Remaking:
-    nodes = sorted(self.made.values(), key=lambda n: n.values[0])
+    nodes = sorted(self.made.values(), key=lambda n: self.program.canonical[n.values[0]])
     place = {n.key: at for at, n in enumerate(nodes)}
     remade = tuple(
         Remade(int(n.values[0]),
@@ -253,7 +255,7 @@ def _is_read(eqn, steps) -> list[bool]:
 
 
 def operands(program: Program, value: int) -> dict[int, int]:
-  """Of the equation that makes a value that can be remade: by position, the operands needed for that, literals left out."""
+  """The operands needed to remake a value, by their position in the equation that makes it; literals left out."""
   e = program.maker(value)
   eqn, slots = program.eqns[e], program.slots[program.slot_start[e] :]
   is_read = _is_read(eqn, cheap_steps(eqn, value - int(program.out_start[e])))
@@ -272,7 +274,10 @@ def alone(program: Program, value: int):
 
 
 def equations(program: Program, remade: tuple[Remade, ...], of_input: dict) -> list:
-  """The equations that compute what is remade, from the variables of the body's inputs, which those of the remade join."""
+  """The equations that compute what is remade, from the variables of the body's inputs.
+
+  Those of the inputs that are remade are entered into `of_input`.
+  """
   eqns, made = [], []
   for r in remade:
     eqn = program.eqns[program.maker(r.value)]
@@ -280,10 +285,10 @@ def equations(program: Program, remade: tuple[Remade, ...], of_input: dict) -> l
     arguments, steps, result = cheap_steps(eqn, which)
     atoms = [a if o is None else made[o] if o >= 0 else of_input[-1 - o] for a, o in zip(eqn.invars, r.operands)]
     names = dict(zip(arguments or (), atoms))
-    for e in steps:
+    for e, new in zip(steps, compat.fresh_vars([e.outvars[0].aval for e in steps])):
       read = atoms if arguments is None else [a if type(a) is compat.Literal else names[a] for a in e.invars]
-      names[e.outvars[0]], = new = compat.fresh_vars([e.outvars[0].aval])
-      e = e.replace(invars=read, outvars=new)
+      names[e.outvars[0]] = new
+      e = e.replace(invars=read, outvars=[new])
       eqns.append(e if arguments is None else compat.called_from(eqn, e))
     made.append(names[result])
     if r.input is not None:

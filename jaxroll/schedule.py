@@ -168,7 +168,8 @@ def schedule(program: Program, rolls: list[Roll], strategies: list[str]) -> Sche
   return _schedule(program, rolls, strategies, remade) if remade & stored else plan
 
 
-def _schedule(program: Program, rolls: list[Roll], strategies: list[str], remakable: frozenset[tuple[int, int]]) -> Schedule:
+def _schedule(program: Program, rolls: list[Roll], strategies: list[str],
+              remakable: frozenset[tuple[int, int]]) -> Schedule:
   """The schedule, in which equations outside of loops make the results of loops that are `remakable` anew."""
   values = Values(program, rolls)
   scanned = [s in STACKING for s in strategies]
@@ -214,8 +215,8 @@ def _schedule(program: Program, rolls: list[Roll], strategies: list[str], remaka
       if not taken[step] and not stacked[step]:
         continue
       if scanned[step]:
-        loop = _scan(program, rolls[step], strategies[step], finder, reverse[step], taken[step], stacked[step],
-                     is_kept)
+        loop = _scan(
+            program, rolls[step], strategies[step], finder, reverse[step], taken[step], stacked[step], is_kept)
       else:
         loop = _calls(program, rolls[step], strategies[step], taken[step], is_kept)
       loops[step] = loop
@@ -249,8 +250,7 @@ def _schedule(program: Program, rolls: list[Roll], strategies: list[str], remaka
             need(value, True)
       if live:
         kept.append(tuple(reversed(live)))
-  return Schedule(tuple(reversed(kept)), tuple(loops), collected, values, frozenset(needed),
-                  frozenset(remade))
+  return Schedule(tuple(reversed(kept)), tuple(loops), collected, values, frozenset(needed), frozenset(remade))
 
 
 def _order(program: Program, rolls: list[Roll]) -> list[tuple[int, ...] | int]:
@@ -297,7 +297,8 @@ def _calls(program: Program, roll: Roll, strategy: str, taken: dict[int, set[int
   offsets, inputs = _live_body(program, roll, set(taken))
   again = remake(program, roll, inputs, False, is_kept) if strategy == "call" else Remaking(roll, inputs)
   carried = {roll.inputs[i].result for i in inputs if isinstance(roll.inputs[i], Carry)}
-  return Loop(again.roll, strategy, False, offsets, again.inputs, (), {}, {}, (), tuple(sorted({*taken, *carried})), (),
+  results = tuple(sorted({*taken, *carried}))
+  return Loop(again.roll, strategy, False, offsets, again.inputs, (), {}, {}, (), results, (),
               {q: tuple(sorted(t)) for q, t in taken.items()}, remade=again.remade, recomputed_bytes=again.saved)
 
 
