@@ -287,13 +287,14 @@ def record(program: Program, plan: Schedule, k: int, reason: str, depth: int) ->
       copied.append(size)
   by_type = [type(roll.inputs[i]) for i in loop.inputs]
   return RollRecord(
-      strategy=loop.strategy, reason=reason, trip_count=roll.trips, body_eqns=len(loop.offsets),
+      strategy=loop.strategy, reason=reason, trip_count=roll.trips, body_eqns=len(loop.offsets) + len(loop.remade),
       body_size=int(sum(program.sizes[roll.start + j] for j in loop.offsets)),
       carries=sum(len(c.inits) for c in loop.chains) + len(loop.lasts) if is_scan else by_type.count(Carry),
       consts=by_type.count(Const), xs=len(feeds), ys=len(loop.ys) if is_scan else len(loop.taken),
       reverse=loop.reverse, feeds=tuple(feeds), copied_bytes=tuple(copied),
       unstacked_bytes=sum(program.nbytes(roll.value(0, q)) * len(t) for q, t in loop.taken.items()) if is_scan else 0,
-      operations=_copies(program, loop)[1] if is_scan else 0, depth=depth, location=compat.location(program.eqns[roll.start]))
+      operations=_copies(program, loop)[1] if is_scan else 0, recomputed_bytes=loop.recomputed_bytes, depth=depth,
+      location=compat.location(program.eqns[roll.start]))
 
 
 def _feed(program: Program, loop: Loop, i: int) -> tuple[str, int]:

@@ -48,6 +48,8 @@ class RollRecord:
     copied_bytes: per xs, the bytes copied each time the program runs.
     unstacked_bytes: bytes of ys that are taken apart again.
     operations: how many operations stack xs or take ys apart.
+    recomputed_bytes: bytes of earlier results that are not stored for this roll, as its body computes them anew from
+      others.
     depth: 0 at top level, 1 within a body or a nested jaxpr, and so on.
     location: where in the user's code the first equation of the body comes from.
   """
@@ -66,6 +68,7 @@ class RollRecord:
   copied_bytes: tuple[int, ...]
   unstacked_bytes: int
   operations: int
+  recomputed_bytes: int
   depth: int
   location: str
 
@@ -118,7 +121,8 @@ class RollReport:
                    f"{human_bytes(sum(r.copied_bytes)):>9}{human_bytes(r.unstacked_bytes):>10}  {r.location}"[:100])
       counts = {f: r.feeds.count(f) for f in dict.fromkeys(r.feeds)} if r.feeds and r.feeds[0] != "arguments" else {}
       feeds = "xs: " + ", ".join(f"{n} x {f}" for f, n in counts.items()) + "; " if counts else ""
-      lines.append(f"          {feeds}{r.reason}"[:100])
+      again = f"recomputes {human_bytes(r.recomputed_bytes)}; " if r.recomputed_bytes else ""
+      lines.append(f"          {feeds}{again}{r.reason}"[:100])
     telling = dict.fromkeys(
         f"left alone: {r.trip_count} x {r.body_eqns} equations at {r.location or r.start}: {r.reason}"
         for r in self.refusals if r.trip_count * r.body_eqns >= _TELLING)

@@ -21,6 +21,7 @@ from jaxroll import compat
 from jaxroll.parts import One, Part, Pieces, Source, Woven
 from jaxroll.plan import Carry, Const, Slices, Xs
 from jaxroll.program import Program
+from jaxroll.residuals import alone, equations, operands
 from jaxroll.schedule import STACKING, Loop, Schedule
 from jaxroll.statics import Static, with_operands
 
@@ -50,7 +51,7 @@ def loop_body(program: Program, schedule: Schedule, loop: Loop):
   of_input = dict(zip(loop.inputs, arguments))
   wanted = [*(c.result for c in loop.chains), *loop.lasts, *loop.ys]
   named = _name_dropped(program, [roll.value(0, q) for q in wanted])
-  eqns = []
+  eqns = equations(program, loop.remade, of_input)
   for j in loop.offsets:
     eqns += _body_equations(program, roll, j, of_input, named)
   outs = [named.get(roll.value(0, q), program.out_vars[roll.value(0, q)]) for q in wanted]
@@ -128,6 +129,9 @@ class _Evaluation:
     if value < 0:
       atom = self.program.outer[-1 - value]
       return atom.val if isinstance(atom, (compat.Literal, Static)) else self.outer[atom]
+    if value not in self.made and value in self.schedule.remade:
+      arguments = [self.read(v) for v in operands(self.program, value).values()]
+      self.made[value], = jax.core.eval_jaxpr(alone(self.program, value), (), *arguments)
     return self.made[value]
 
   def array(self, value: int) -> Any:

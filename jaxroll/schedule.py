@@ -16,6 +16,7 @@ from jaxroll import compat
 from jaxroll.parts import Finder, Source
 from jaxroll.plan import Carry, Const, Roll, Slices, Xs, body_closure, home
 from jaxroll.program import Program
+from jaxroll.residuals import Remade, Remaking, operands, remake
 from jaxroll.statics import Static
 
 
@@ -58,6 +59,8 @@ class Loop:
     read_whole: those of `ys` that a later scan reads.
     unfenced: those of `ys` that go from one iteration to the next past the fence.
     segments: how many scans the iterations are divided among.
+    remade: inputs that the body makes anew from the others, and what is between.
+    recomputed_bytes: how many bytes less that takes from elsewhere, over all iterations.
   """
 
   roll: Roll
@@ -75,6 +78,8 @@ class Loop:
   read_whole: frozenset[int] = frozenset()
   unfenced: frozenset[int] = frozenset()
   segments: int = 1
+  remade: tuple[Remade, ...] = ()
+  recomputed_bytes: int = 0
 
   @property
   def carried(self) -> frozenset[int]:
@@ -93,7 +98,8 @@ class Schedule:
   `steps` holds tuples of equation indices and `int` loop indices; `loops` is by
   index, None for a loop that nothing needs. `collected` has the parts of each
   equation that puts loops' results together. `values.resolve` maps a value to the
-  one that is computed in its stead.
+  one that is computed in its stead. `remade` are results of loops that are made anew
+  for equations outside of them.
   """
 
   steps: tuple[tuple[int, ...] | int, ...]
@@ -101,6 +107,7 @@ class Schedule:
   collected: dict[int, tuple[Source, ...]]
   values: Values
   needed: frozenset[int]
+  remade: frozenset[int] = frozenset()
 
 
 _HOISTED, _NOBODY = -1, -2
@@ -153,6 +160,17 @@ class Values:
 
 def schedule(program: Program, rolls: list[Roll], strategies: list[str]) -> Schedule:
   """Decides what each loop reads and returns and which equations stay."""
+  plan = _schedule(program, rolls, strategies, frozenset())
+  made = [plan.values.loop_result(plan.values.resolve(r.value)) for loop in plan.loops if loop for r in loop.remade]
+  stored = {(k, q) for k, loop in enumerate(plan.loops) if loop for q in (*loop.ys, *loop.lasts)}
+  remade = frozenset((m[0], m[2]) for m in made if m)
+  # Stored for odd iterations alone, which can make it anew as well as the others.
+  return _schedule(program, rolls, strategies, remade) if remade & stored else plan
+
+
+def _schedule(program: Program, rolls: list[Roll], strategies: list[str],
+              remakable: frozenset[tuple[int, int]]) -> Schedule:
+  """The schedule, in which equations outside of loops make the results of loops that are `remakable` anew."""
   values = Values(program, rolls)
   scanned = [s in STACKING for s in strategies]
   reverse = _directions(program, rolls, values, scanned)
@@ -160,13 +178,19 @@ def schedule(program: Program, rolls: list[Roll], strategies: list[str]) -> Sche
   steps = _order(program, rolls)
   collected: dict[int, tuple[Source, ...]] = {}
   needed: set[int] = set()
+  remade: set[int] = set()
   taken: list[dict[int, set[int]]] = [defaultdict(set) for _ in rolls]
   stacked: list[set[int]] = [set() for _ in rolls]
 
-  def need(value: int) -> None:
+  def need(value: int, is_plain: bool = False) -> None:
     value = values.resolve(value)
     made = values.loop_result(value)
-    if made:
+    if is_plain and made and (made[0], made[2]) in remakable:
+      if value not in remade:
+        remade.add(value)
+        for operand in operands(program, value).values():
+          need(operand, True)
+    elif made:
       taken[made[0]][made[2]].add(made[1])
     elif value >= 0:
       needed.add(value)
@@ -178,6 +202,10 @@ def schedule(program: Program, rolls: list[Roll], strategies: list[str]) -> Sche
       if part.value is not None:
         need(part.value)
 
+  def is_kept(value: int) -> bool:
+    made = values.loop_result(values.resolve(value))
+    return made is not None and (made[2] in stacked[made[0]] or made[1] in taken[made[0]].get(made[2], ()))
+
   for value in program.results:
     need(value)
   kept: list[tuple[int, ...] | int] = []
@@ -187,9 +215,10 @@ def schedule(program: Program, rolls: list[Roll], strategies: list[str]) -> Sche
       if not taken[step] and not stacked[step]:
         continue
       if scanned[step]:
-        loop = _scan(program, rolls[step], strategies[step], finder, reverse[step], taken[step], stacked[step])
+        loop = _scan(
+            program, rolls[step], strategies[step], finder, reverse[step], taken[step], stacked[step], is_kept)
       else:
-        loop = _calls(program, rolls[step], strategies[step], taken[step])
+        loop = _calls(program, rolls[step], strategies[step], taken[step], is_kept)
       loops[step] = loop
       for k in loop.inputs:
         source = loop.roll.inputs[k]
@@ -218,10 +247,10 @@ def schedule(program: Program, rolls: list[Roll], strategies: list[str]) -> Sche
             need_parts(parts)
             continue
           for value in program.slots[program.slot_start[e] : program.slot_start[e + 1]].tolist():
-            need(value)
+            need(value, True)
       if live:
         kept.append(tuple(reversed(live)))
-  return Schedule(tuple(reversed(kept)), tuple(loops), collected, values, frozenset(needed))
+  return Schedule(tuple(reversed(kept)), tuple(loops), collected, values, frozenset(needed), frozenset(remade))
 
 
 def _order(program: Program, rolls: list[Roll]) -> list[tuple[int, ...] | int]:
@@ -264,19 +293,23 @@ def _directions(program: Program, rolls: list[Roll], values: Values, scanned: li
   return reverse
 
 
-def _calls(program: Program, roll: Roll, strategy: str, taken: dict[int, set[int]]) -> Loop:
+def _calls(program: Program, roll: Roll, strategy: str, taken: dict[int, set[int]], is_kept) -> Loop:
   offsets, inputs = _live_body(program, roll, set(taken))
+  again = remake(program, roll, inputs, False, is_kept) if strategy == "call" else Remaking(roll, inputs)
   carried = {roll.inputs[i].result for i in inputs if isinstance(roll.inputs[i], Carry)}
-  return Loop(roll, strategy, False, offsets, inputs, (), {}, {}, (), tuple(sorted({*taken, *carried})), (),
-              {q: tuple(sorted(t)) for q, t in taken.items()})
+  results = tuple(sorted({*taken, *carried}))
+  return Loop(again.roll, strategy, False, offsets, again.inputs, (), {}, {}, (), results, (),
+              {q: tuple(sorted(t)) for q, t in taken.items()}, remade=again.remade, recomputed_bytes=again.saved)
 
 
 def _scan(program: Program, roll: Roll, strategy: str, finder: Finder, reverse: bool, taken: dict[int, set[int]],
-          stacked: set[int]) -> Loop:
+          stacked: set[int], is_kept) -> Loop:
   results = {*taken, *(q for q in stacked if q >= 0)}
   carried_ys = tuple(sorted(-1 - q for q in stacked if q < 0))
   offsets, inputs = _live_body(program, roll, results | {roll.inputs[i].result for i in carried_ys})
   inputs = tuple(sorted({*inputs, *carried_ys}))
+  again = remake(program, roll, inputs, True, is_kept) if strategy == "scan" else Remaking(roll, inputs)
+  roll, inputs = again.roll, again.inputs
   chains, registers = _chains([(i, roll.inputs[i]) for i in inputs if isinstance(roll.inputs[i], Carry)])
   depth: dict[int, int] = defaultdict(int)
   for chain in chains:
@@ -296,7 +329,8 @@ def _scan(program: Program, roll: Roll, strategy: str, finder: Finder, reverse: 
       i: finder.parts(roll.inputs[i].values, reverse)
       for i in inputs if isinstance(roll.inputs[i], Xs) and program.aval(roll.inputs[i].values[0]) is not None}
   return Loop(roll, strategy, reverse, offsets, inputs, chains, registers, feeds, tuple(lasts), tuple(ys), carried_ys,
-              {q: tuple(sorted(taken[q])) for q in ys if taken.get(q)}, frozenset(stacked))
+              {q: tuple(sorted(taken[q])) for q in ys if taken.get(q)}, frozenset(stacked), remade=again.remade,
+              recomputed_bytes=again.saved)
 
 
 def _live_body(program: Program, roll: Roll, roots) -> tuple[tuple[int, ...], tuple[int, ...]]:
