@@ -8,7 +8,7 @@ from jaxroll.testing.generate import random_program
 
 @pytest.mark.parametrize("chunk", range(6))
 def test_random_programs(chunk):
-  outcomes = fuzz(range(50 * chunk, 50 * chunk + 50), grad_every=2, compiled_every=0)
+  outcomes = fuzz(range(30 * chunk, 30 * chunk + 30), grad_every=2, compiled_every=0)
   wrong = [f"seed {o.seed}: {o.description}\n{o.error}" for o in outcomes if o.error]
   assert not wrong, "\n".join(wrong)
   repeats = [o for o in outcomes if o.planted >= 4]
