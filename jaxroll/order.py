@@ -23,7 +23,8 @@ from jaxroll.scatter import Growth
 
 _EFFORT = 5  # edges looked at, per operand of the program, before the search for groups stops
 _LEAST_EFFORT = 30_000  # operands that the smallest program is taken to have
-_FIRM = 60  # Rolls that save fewer equations are reconsidered.
+_FIRM = 60  # Rolls that save fewer equations may be coincidences, and are reconsidered.
+_PER_ROLL = 8  # A loop costs as much to compile as so many equations.
 _RESTARTS = 8  # of the sorting, each with fewer groups
 
 
@@ -36,23 +37,39 @@ def regroup(program: Program, rolls: list[Roll], refused: list[Refusal], options
     options: of the pass.
     min_saved: the fewest equations, nested ones counted, that are worth a roll.
   """
-  kept = [r for r in rolls if saved(program, r) >= max(min_saved, _FIRM)]
+  best = (_score(program, rolls, min_saved), program, rolls, refused)
+  for firm in sorted({min_saved, max(min_saved, _FIRM)}):
+    kept = [r for r in rolls if saved(program, r) >= firm]
+    if firm > min_saved and len(kept) == len(rolls):
+      continue
+    found = _regrouped(program, kept, options, min_saved)
+    if found[0] is None:
+      best = (*best[:3], [*best[3], *found[2]])
+    else:
+      score = _score(*found[:2], min_saved)
+      best = (score, *found) if score > best[0] else best
+  return best[1:]
+
+
+def _score(program: Program, rolls: list[Roll], min_saved: int) -> int:
+  """What rolls are worth, in equations."""
+  return sum(s - _PER_ROLL for s in (saved(program, r) for r in rolls) if s >= min_saved)
+
+
+def _regrouped(program: Program, kept: list[Roll], options: RollOptions, min_saved: int):
+  """The program with groups together, its rolls, and refusals; None, [], refusals if there are no groups."""
   growth = Growth(program, kept, options, min_saved, _EFFORT * (len(program.slots) + _LEAST_EFFORT))
   groups = growth.run()
-  refused = refused if growth.is_done else [
-      *refused, Refusal(0, 1, 1, "the search for scattered repeats stopped here: its bound on work is reached")]
+  cut = [] if growth.is_done else [
+      Refusal(0, 1, 1, "the search for scattered repeats stopped here: its bound on work is reached")]
   if len(groups) == len(kept) and all(g.size == r.end - r.start for g, r in zip(groups, kept)):
-    return program, rolls, refused
+    return None, [], cut
   order = _sorted(program, groups, len(kept))
   if order is None:
-    return program, rolls, refused
+    return None, [], cut
   other = reordered(program, order)
-  others, why = find_rolls(other, options, _runs(order, groups, options.min_trip_count))
-
-  def total(program: Program, rolls: list[Roll]) -> int:
-    return sum(s for s in (saved(program, r) for r in rolls) if s >= min_saved)
-
-  return (other, others, why) if total(other, others) > total(program, rolls) else (program, rolls, refused)
+  rolls, refused = find_rolls(other, options, _runs(order, groups, options.min_trip_count))
+  return other, rolls, [*refused, *cut]
 
 
 def reordered(program: Program, order: np.ndarray) -> Program:
