@@ -24,6 +24,7 @@ from jaxroll.scatter import Growth
 _EFFORT = 5  # edges looked at, per operand of the program, before the search for groups stops
 _LEAST_EFFORT = 30_000  # operands that the smallest program is taken to have
 _FIRM = 60  # Rolls that save fewer equations may be coincidences, and are reconsidered.
+_LOOSE_BODY = 4  # So may rolls with fewer equations in their bodies, which others might join.
 _PER_ROLL = 8  # A loop costs as much to compile as so many equations.
 _RESTARTS = 8  # of the sorting, each with fewer groups
 
@@ -38,10 +39,12 @@ def regroup(program: Program, rolls: list[Roll], refused: list[Refusal], options
     min_saved: the fewest equations, nested ones counted, that are worth a roll.
   """
   best = (_score(program, rolls, min_saved), program, rolls, refused)
-  for firm in sorted({min_saved, max(min_saved, _FIRM)}):
-    kept = [r for r in rolls if saved(program, r) >= firm]
-    if firm > min_saved and len(kept) == len(rolls):
+  tried: list[list[Roll]] = []
+  for firm, least in ((min_saved, _LOOSE_BODY), (max(min_saved, _FIRM), 0)):
+    kept = [r for r in rolls if saved(program, r) >= firm and r.period >= least]
+    if kept in tried:
       continue
+    tried.append(kept)
     found = _regrouped(program, kept, options, min_saved)
     if found[0] is None:
       best = (*best[:3], [*best[3], *found[2]])

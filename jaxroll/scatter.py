@@ -68,8 +68,7 @@ class Growth:
     try:
       self.groups = [self._joined(g) for g in self.groups]
       if self._most_saved() >= self.min_saved:
-        for depth in _DEPTHS:
-          self._grow_from(depth)
+        self._grow()
     except OutOfBudget:
       self.is_done = False
     return self.groups
@@ -86,26 +85,44 @@ class Growth:
 
   # Growing from seeds.
 
-  def _grow_from(self, depth: int) -> None:
-    colors = self._colors(depth)
+  def _grow(self) -> None:
+    """Grows groups from seeds with the widest equal surroundings; from more seeds where that makes more of it."""
+    alike = [self._alike(self._colors(depth)) for depth in _DEPTHS]
+    for level, (kind, seeds) in enumerate(alike):
+      tried = np.zeros(len(self.free), bool)
+      weight = [len(some) * int(self.program.sizes[some[0]]) for some in seeds]
+      for k in np.argsort(-np.asarray(weight, np.int64), kind="stable").tolist():
+        if len(seeds[k]) < self.min_trip_count:
+          break
+        some = seeds[k][self.free[seeds[k]] & ~tried[seeds[k]]]
+        if len(some) < self.min_trip_count:
+          continue
+        best = self._groups_from(some, tried)
+        for wider, lists in alike[level + 1 :]:
+          more = lists[wider[some[0]]]
+          more = more[self.free[more]]
+          if len(more) > len(some):
+            best = max(best, self._groups_from(more, tried), key=lambda found: found[0])
+            some = more
+        for group in best[1]:
+          self.free[group.ravel()] = False
+          self.groups.append(group)
+
+  def _alike(self, colors: np.ndarray) -> tuple[np.ndarray, list[np.ndarray]]:
+    """Per free equation which list it is in, and the lists of those with one color."""
     candidates = np.flatnonzero(self.free)
     _, kind, count = np.unique(colors[candidates], return_inverse=True, return_counts=True)
-    often = count >= self.min_trip_count
+    of = np.full(len(self.free), -1)
+    of[candidates] = kind
     order = np.argsort(kind, kind="stable")
-    seeds = np.split(candidates[order], np.cumsum(count)[:-1])
-    tried = np.zeros(len(self.free), bool)
-    weight = count * self.program.sizes[[s[0] for s in seeds]] if len(seeds) and len(candidates) else count
-    for k in np.argsort(-weight, kind="stable").tolist():
-      if not often[k]:
-        continue
-      some = seeds[k][self.free[seeds[k]] & ~tried[seeds[k]]]
-      if len(some) < self.min_trip_count:
-        continue
-      columns = self._grown(some)
-      tried[columns.ravel()] = True
-      for group in self._verified(columns):
-        self.free[group.ravel()] = False
-        self.groups.append(group)
+    return of, np.split(candidates[order], np.cumsum(count)[:-1])
+
+  def _groups_from(self, seeds: np.ndarray, tried: np.ndarray) -> tuple[int, list[np.ndarray]]:
+    """The groups that grow from some seeds, and how many equations they save."""
+    columns = self._grown(seeds)
+    tried[columns.ravel()] = True
+    groups = self._verified(columns)
+    return sum((len(g) - 1) * int(self.program.sizes[g[0]].sum()) for g in groups), groups
 
   def _colors(self, depth: int) -> np.ndarray:
     """A hash per equation of its surroundings, `depth` edges far; boundaries are all alike."""
