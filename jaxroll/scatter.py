@@ -93,7 +93,7 @@ class Growth:
       weight = [len(some) * int(self.program.sizes[some[0]]) for some in seeds]
       for k in np.argsort(-np.asarray(weight, np.int64), kind="stable").tolist():
         if len(seeds[k]) < self.min_trip_count:
-          break
+          continue
         some = seeds[k][self.free[seeds[k]] & ~tried[seeds[k]]]
         if len(some) < self.min_trip_count:
           continue
@@ -171,7 +171,7 @@ class Growth:
           if count >= self.min_trip_count and (best is None or count > best[0]):
             best = count, found, agree, edge
         have = (len(columns[0]) - 1) * len(columns)
-        if best is None or (best[0] - 1) * (len(columns) + 1) < have:
+        if best is None or ((best[0] - 1) * (len(columns) + 1) < have and self._is_together(columns)):
           return np.stack(columns, axis=1)
         _, found, agree, edge = best
         postponed = again
@@ -184,6 +184,10 @@ class Growth:
     finally:
       for column in columns:
         self.member[column] = self.column[column] = -1
+
+  def _is_together(self, columns) -> bool:
+    """Whether enough members can be put in one place, at least in part."""
+    return any(part.shape[1] > 1 or len(columns) == 1 for part in self._together(np.stack(columns, axis=1)))
 
   def _claim(self, columns, k: int) -> None:
     self.member[columns[k]] = np.arange(len(columns[k]))
@@ -237,11 +241,11 @@ class Growth:
   # Checking.
 
   def _verified(self, columns: np.ndarray) -> list[np.ndarray]:
-    """Groups of members with one wiring, each member convex."""
+    """Groups of members with one wiring that can be put in one place."""
     columns = columns[:, np.argsort(columns[0], kind="stable")]
     groups = []
     for group in self._one_wiring(columns):
-      for part in self._convex(group):
+      for part in self._together(group):
         groups += self._one_wiring(part)
     return [g for g in groups if self._pays(g)]
 
@@ -275,33 +279,42 @@ class Growth:
     kind = kind.ravel()
     return [columns[kind == k] for k in range(kind.max() + 1)]
 
-  def _convex(self, columns: np.ndarray) -> list[np.ndarray]:
-    """The columns divided so that no path leaves a member and comes back, as the first member has it."""
-    first = columns[0].tolist()
-    inside = set(first)
-    phase: dict[int, int] = {}  # of what depends on the member
-    low, high = first[0], first[-1]
-    if high - low + 1 == len(first):
-      return [columns]
-    self._spend(high - low)
-    slots, start, maker, outs = self.program.slots, self.program.slot_start, self.maker, self.program.out_start
-    heap, seen = list(first), set(first)
-    heapq.heapify(heap)
+  def _together(self, columns: np.ndarray) -> list[np.ndarray]:
+    """The group divided so that no path leaves a part and comes back: each can be put in one place."""
+    phases = self._phases(columns)
+    first = phases.min(axis=1)
+    core = (phases == first[:, None]).all(axis=0)
+    parts = []
+    if core.any():
+      parts = [columns[first == p][:, core] for p in np.unique(first) if (first == p).sum() >= self.min_trip_count]
+    if core.any() and not core.all():
+      parts += self._together(columns[:, ~core])
+    return parts
+
+  def _phases(self, columns: np.ndarray) -> np.ndarray:
+    """Per equation of a group, how often at most a path to it from the group leaves and comes back."""
+    nodes = np.sort(columns, axis=None).tolist()
+    high = nodes[-1]
+    if high - nodes[0] + 1 == len(nodes):
+      return np.zeros(columns.shape, int)
+    program, maker = self.program, self.maker
+    inside, seen, phase, heap = set(nodes), set(nodes), {}, nodes  # a sorted list is a heap
     while heap:
       e = heapq.heappop(heap)
+      is_inside = e in inside
       most = 0
-      for v in slots[start[e] : start[e + 1]].tolist():
-        m = int(maker[v]) if v >= 0 else -1
-        if m in phase:
-          most = max(most, phase[m] + (m not in inside and e in inside))
+      for v in program.slots[program.slot_start[e] : program.slot_start[e + 1]].tolist():
+        made = phase.get(int(maker[v])) if v >= 0 else None
+        if made is not None:
+          most = max(most, made + (is_inside and int(maker[v]) not in inside))
       phase[e] = most
-      for v in range(outs[e], outs[e + 1]):
-        for r in self.reader[self.reading[self.first_reading[v] : self.first_reading[v + 1]]].tolist():
-          if r <= high and r not in seen:
-            seen.add(r)
-            heapq.heappush(heap, r)
-    phases = np.asarray([phase[e] for e in first])
-    return [columns[:, phases == p] for p in range(phases.max() + 1) if (phases == p).any()]
+      low, end = self.first_reading[program.out_start[e]], self.first_reading[program.out_start[e + 1]]
+      for r in self.reader[self.reading[low:end]].tolist():
+        if r <= high and r not in seen:
+          seen.add(r)
+          heapq.heappush(heap, r)
+    self._spend(10 * len(seen))
+    return np.asarray([phase[e] for e in columns.ravel().tolist()]).reshape(columns.shape)
 
   # Rolls that equations join.
 

@@ -127,13 +127,13 @@ def test_chains_interleaved_without_a_pattern():
 def test_gradient_of_weights_shared_here_and_there():
   """Where their cotangents are summed depends on who shares them."""
   def loss(ws, x):
-    for i in (0, 1, 2, 0, 3, 4, 1, 5):
+    for i in (0, 1, 0, 2, 1, 3, 0, 4):
       x = jnp.tanh(x @ ws[i]) + x
     return (x * x).sum()
 
   report = check_roll(jax.grad(loss), weights(6, 3, 3), X, compiled=False, vmap=False, grad=False)
   trips = sorted(r.trip_count for r in report.rolls if r.depth == 0 and r.body_eqns >= 3)
-  assert trips[-2:] == [8, 8], "forward and backward"
+  assert trips[-2:] == [7, 8], "forward and backward"
 
 
 def test_remat_with_something_else_between():
