@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import heapq
+import itertools
 from collections import Counter
 
 import numpy as np
@@ -67,7 +68,7 @@ def _regrouped(program: Program, kept: list[Roll], options: RollOptions, min_sav
       Refusal(0, 1, 1, "the search for scattered repeats stopped here: its bound on work is reached")]
   if len(groups) == len(kept) and all(g.size == r.end - r.start for g, r in zip(groups, kept)):
     return None, [], cut
-  order = _sorted(program, groups, len(kept))
+  order = _sorted(program, groups, growth.is_whole)
   if order is None:
     return None, [], cut
   other = reordered(program, order)
@@ -129,7 +130,7 @@ def _runs(order: np.ndarray, groups: list[np.ndarray], min_trip_count: int) -> l
   return runs
 
 
-def _sorted(program: Program, groups: list[np.ndarray], rolls: int) -> np.ndarray | None:
+def _sorted(program: Program, groups: list[np.ndarray], is_whole: list[bool]) -> np.ndarray | None:
   """An order that respects dependencies and effects, with members of groups together where that can be."""
   n = len(program.eqns)
   maker = np.repeat(np.arange(n), np.diff(program.out_start))
@@ -139,8 +140,8 @@ def _sorted(program: Program, groups: list[np.ndarray], rolls: int) -> np.ndarra
   before = np.concatenate([maker[program.slots[inner]], fixed[:-1]])
   after = np.concatenate([reader[inner], fixed[1:]])
   # Nodes: each iteration of a group, and a roll as a whole; then equations by themselves.
-  members = [[m] if k < rolls else list(m[:, None, :]) for k, m in enumerate(groups)]
-  units = [(k, unit.ravel()) for k, some in enumerate(members) for unit in some]
+  units = [(k, unit.ravel()) for k, (group, whole) in enumerate(itertools.zip_longest(groups, is_whole, fillvalue=False))
+           for unit in ([group] if whole else group)]
   for _ in range(_RESTARTS):
     node = np.full(n, -1)
     for i, (_, unit) in enumerate(units):

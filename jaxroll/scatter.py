@@ -40,8 +40,8 @@ class Growth:
     min_saved: the fewest equations, nested ones counted, that a group must save.
     budget: how many operand and reader edges to look at, all members together.
 
-  `groups` holds what was found, first the rolls with what joined them. `is_done` says whether
-  the bound on work was not reached.
+  `groups` holds what was found, first the rolls with what joined them; `is_whole` says for each of these
+  whether its members are to stay together. `is_done` says whether the bound on work was not reached.
   """
 
   def __init__(self, program: Program, rolls: list[Roll], options: RollOptions, min_saved: int, budget: int):
@@ -59,14 +59,21 @@ class Growth:
     self.free = program.fingerprints >= 0
     for roll in rolls:
       self.free[roll.start : roll.end] = False
+    some = np.flatnonzero(self.free)
+    self.free_by_kind = some[np.argsort(program.fingerprints[some], kind="stable")]
+    self.kinds_of_free = program.fingerprints[self.free_by_kind]
     self.member = np.full(n, -1)  # of the group that is growing
     self.column = np.full(n, -1)
     self.groups = [np.arange(r.start, r.end).reshape(r.trips, r.period) for r in rolls]
+    self.is_whole = [True] * len(rolls)
 
   def run(self) -> list[np.ndarray]:
     """The groups: matrices of equations, members by columns, each member in an order in which it can run."""
     try:
-      self.groups = [self._joined(g) for g in self.groups]
+      for k, roll in enumerate(self.groups):
+        more = self._continued(roll)
+        self.groups[k] = self._joined(roll) if more is None else more
+        self.is_whole[k] = more is None
       if self._most_saved() >= self.min_saved:
         self._grow()
     except OutOfBudget:
@@ -316,7 +323,79 @@ class Growth:
     self._spend(10 * len(seen))
     return np.asarray([phase[e] for e in columns.ravel().tolist()]).reshape(columns.shape)
 
-  # Rolls that equations join.
+  # Rolls that other iterations and equations join.
+
+  def _continued(self, roll: np.ndarray) -> np.ndarray | None:
+    """The roll's iterations with others like them from elsewhere, if there are any."""
+    program = self.program
+    template = roll[0].tolist()
+    kinds = program.fingerprints[roll[0]]
+    counts = np.searchsorted(self.kinds_of_free, kinds, "right") - np.searchsorted(self.kinds_of_free, kinds)
+    if not counts.all():
+      return None  # an equation that stands nowhere else
+    root = int(np.argmin(counts))
+    low = int(np.searchsorted(self.kinds_of_free, kinds[root]))
+    rows, used = [], set()
+    for e in np.sort(self.free_by_kind[low : low + counts[root]]).tolist():
+      row = self._matched(template, root, e, used) if self.free[e] and e not in used else None
+      if row is not None:
+        rows.append(row)
+        used.update(row)
+    if not rows:
+      return None
+    same = self._one_wiring(np.concatenate([roll, rows]))
+    group = next((g for g in same if len(g) > len(roll) and (g[:, 0] == roll[0, 0]).any()), None)
+    parts = [] if group is None else self._together(group)
+    if len(parts) != 1 or parts[0].shape != group.shape:
+      return None
+    self.free[group.ravel()] = False
+    return group
+
+  def _matched(self, template: list[int], root: int, e: int, used: set[int]) -> list[int] | None:
+    """The equations that stand to `e` as those of the template to its `root`."""
+    program = self.program
+    first, last = template[0], template[-1]
+    match = {root: e}
+    todo = [root]
+    self._spend(4 * len(template))
+
+    def add(k: int, found: int) -> bool:
+      if k in match:
+        return match[k] == found
+      if not self.free[found] or found in used or program.fingerprints[found] != program.fingerprints[template[k]]:
+        return False
+      match[k] = found
+      todo.append(k)
+      return True
+
+    while todo:
+      k = todo.pop()
+      old, new = template[k], match[k]
+      shift = int(program.slot_start[new] - program.slot_start[old])
+      for s in range(program.slot_start[old], program.slot_start[old + 1]):
+        value = int(program.slots[s])
+        if value < program.out_start[first]:
+          continue
+        other = int(program.slots[s + shift])
+        if other < 0 or not add(int(self.maker[value]) - first, int(self.maker[other])):
+          return None
+      shift = int(program.out_start[new] - program.out_start[old])
+      for value in range(program.out_start[old], program.out_start[old + 1]):
+        there = self._read_at(value + shift)
+        for reader, slot in self._read_at(value):
+          if not first <= reader <= last or reader - first in match:
+            continue
+          others = [r for r, s in there if s == slot
+                    and program.fingerprints[r] == program.fingerprints[reader] and r not in match.values()]
+          if not others or not add(reader - first, others[0]):
+            return None
+    return [match[k] for k in range(len(template))] if len(match) == len(template) else None
+
+  def _read_at(self, value: int) -> list[tuple[int, int]]:
+    """The equations that read a value, and at which operand; not all of very many."""
+    slots = self.reading[self.first_reading[value] : self.first_reading[value + 1]][: 4 * _READERS]
+    readers = self.reader[slots]
+    return list(zip(readers.tolist(), (slots - self.program.slot_start[readers]).tolist()))
 
   def _joined(self, group: np.ndarray) -> np.ndarray:
     """A roll's iterations with what each alone reads from before the roll or, after it, is read by alone.
