@@ -22,7 +22,7 @@ from jaxroll.repeats import Run
 from jaxroll.report import Refusal
 from jaxroll.scatter import Growth
 
-_EFFORT = 5  # edges looked at, per operand of the program, before the search for groups stops
+_EFFORT = 16  # edges looked at, per operand of the program, before the search for groups stops
 _LEAST_EFFORT = 30_000  # operands that the smallest program is taken to have
 _FIRM = 60  # Rolls that save fewer equations may be coincidences, and are reconsidered.
 _LOOSE_BODY = 4  # So may rolls with fewer equations in their bodies, which others might join.
