@@ -24,6 +24,8 @@ _READERS = 3  # of one value, that growth looks at
 _ALREADY_READ = frozenset({  # what takes arrays apart, which a loop does as well or better by itself
     "slice", "dynamic_slice", "gather", "squeeze", "split", "unstack", "reshape", "random_split", "random_unwrap",
     "random_wrap", "concatenate", "stack"})
+_APART = frozenset({"slice", "squeeze", "reshape"})
+_TOGETHER = frozenset({"broadcast_in_dim", "expand_dims", "reshape"})
 
 
 class OutOfBudget(Exception):
@@ -59,6 +61,7 @@ class Growth:
     self.free = program.fingerprints >= 0
     for roll in rolls:
       self.free[roll.start : roll.end] = False
+    self._leave_plumbing()
     some = np.flatnonzero(self.free)
     self.free_by_kind = some[np.argsort(program.fingerprints[some], kind="stable")]
     self.kinds_of_free = program.fingerprints[self.free_by_kind]
@@ -79,6 +82,25 @@ class Growth:
     except OutOfBudget:
       self.is_done = False
     return self.groups
+
+  def _leave_plumbing(self) -> None:
+    """Leaves alone what takes inputs apart and puts results together: loops read and return whole arrays."""
+    program = self.program
+    for e, eqn in enumerate(program.eqns):
+      name = eqn.primitive.name
+      if name in _APART and len(eqn.invars):
+        value = int(program.slots[program.slot_start[e]])
+        if value < 0 or (name != "slice" and not self.free[self.maker[value]]):
+          self.free[e] = False
+      if name in _TOGETHER and len(eqn.outvars) == 1:
+        value = program.out_start[e]
+        readers = self.reader[self.reading[self.first_reading[value] : self.first_reading[value + 1]]]
+        if len(readers) and all(self._collects(r) for r in readers.tolist()):
+          self.free[e] = False
+
+  def _collects(self, e: int) -> bool:
+    slots = self.program.slot_start[e + 1] - self.program.slot_start[e]
+    return slots >= self.min_trip_count and self.program.eqns[e].primitive.name in ("concatenate", "stack")
 
   def _most_saved(self) -> int:
     """A bound on what groups can save."""
@@ -201,7 +223,7 @@ class Growth:
     self.column[columns[k]] = k
 
   def _edges(self, column: np.ndarray, k: int) -> list[tuple[int, int, int]]:
-    """(column, operand slot, -1) and (column, result, which of its readers)."""
+    """(column, operand slot, -1) and (column, result, which kind of its readers)."""
     program = self.program
     e = int(column[0])
     slots = int(program.slot_start[e + 1] - program.slot_start[e])
@@ -223,13 +245,20 @@ class Growth:
       place = values - program.out_start[np.maximum(found, 0)]
     else:
       values = program.out_start[column] + which
-      at = self.first_reading[values] + nth
-      inside = at < self.first_reading[values + 1]
-      if not inside.any():
-        return None, None
+      at = self.first_reading[values][:, None] + np.arange(_READERS)
+      inside = at < self.first_reading[values + 1][:, None]
       slots = self.reading[np.where(inside, at, 0)]
-      found = np.where(inside, self.reader[slots], -1)
-      place = slots - program.slot_start[np.maximum(found, 0)]
+      readers = self.reader[slots]
+      inside &= self.free[readers]
+      places = slots - program.slot_start[readers]
+      kinds = np.where(inside, program.fingerprints[readers] * 1024 + np.minimum(places, 1023), -1)
+      some, count = np.unique(kinds[inside], return_counts=True)
+      if nth >= len(some):
+        return None, None
+      hit = kinds == some[np.argsort(-count, kind="stable")[nth]]  # the nth kind of reader
+      chosen = np.arange(len(column)), hit.argmax(axis=1)
+      found = np.where(hit.any(axis=1), readers[chosen], -1)
+      place = places[chosen]
     new = (found >= 0) & self.free[found] & (self.member[found] < 0)
     if not new.any():
       return None, None
