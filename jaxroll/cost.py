@@ -16,7 +16,7 @@ from jaxroll import compat, where
 from jaxroll.options import RollOptions
 from jaxroll.draws import is_random
 from jaxroll.parts import One, Part, Pieces, Woven
-from jaxroll.plan import Carry, Const, Roll, Slices, Xs
+from jaxroll.plan import Carry, Const, Roll, Slices, Xs, saved
 from jaxroll.program import Program, aval_bytes
 from jaxroll.report import Refusal, RollRecord, human_bytes
 from jaxroll.rewrite import constant_xs, is_indexed
@@ -105,6 +105,11 @@ class Estimate:
     return (self.work.flops / _FLOPS + self.work.bytes / _BANDWIDTH) / self.trips
 
 
+def min_saved(options: RollOptions) -> int:
+  """The fewest equations that a roll must save."""
+  return _MIN_SAVED if options.strategy == "auto" else 1
+
+
 def choose(program: Program, rolls: list[Roll], options: RollOptions, platform: str | None,
            several_devices: bool = False):
   """The rolls that pay, their schedule, the reason for each one's strategy, and refusals for the others.
@@ -118,9 +123,8 @@ def choose(program: Program, rolls: list[Roll], options: RollOptions, platform: 
   memo: dict = {}
   kept, refusals = [], []
   for roll in rolls:
-    saved = int(program.sizes[roll.start : roll.start + roll.period].sum()) * (roll.trips - 1)
-    if saved < _MIN_SAVED:
-      refusals.append(Refusal(roll.start, roll.period, roll.trips, f"saves only {saved} equations"))
+    if saved(program, roll) < _MIN_SAVED:
+      refusals.append(Refusal(roll.start, roll.period, roll.trips, f"saves only {saved(program, roll)} equations"))
     else:
       kept.append(roll)
   if not kept:

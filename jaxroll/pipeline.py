@@ -16,6 +16,7 @@ from jaxroll.fingerprint import Fingerprinter, distinct_size
 from jaxroll.inlining import write_out
 from jaxroll.nested import REWRITABLE, map_nested
 from jaxroll.options import RollOptions
+from jaxroll.order import regroup
 from jaxroll.plan import find_rolls
 from jaxroll.program import analyze
 from jaxroll.report import RollReport, Refusal, RollRecord
@@ -176,6 +177,9 @@ class _Pass:
       program = analyze(closed, self.fingerprinter)
     with self.stage("find"):
       rolls, refused = find_rolls(program, self.options)
+    if not self.several_devices:
+      with self.stage("order"):
+        program, rolls, refused = regroup(program, rolls, refused, self.options, cost.min_saved(self.options))
     with self.stage("choose"):
       plan, reasons, too_dear = cost.choose(program, rolls, self.options, self.platform, self.several_devices)
     return program, plan, reasons, [*refused, *too_dear]

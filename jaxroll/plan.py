@@ -14,6 +14,7 @@ Iterations that fit none of these are peeled off, at either end or between.
 from __future__ import annotations
 
 import dataclasses
+from typing import Sequence
 
 import numpy as np
 
@@ -100,18 +101,19 @@ class Roll:
     return self.first_result + trip * self.results + result
 
 
-def find_rolls(program: Program, options: RollOptions) -> tuple[list[Roll], list[Refusal]]:
-  """Rolls that do not overlap, in program order, and why other runs were refused."""
+def find_rolls(program: Program, options: RollOptions, known: Sequence[Run] = ()) -> tuple[list[Roll], list[Refusal]]:
+  """Rolls that do not overlap, in program order, and why other runs were refused; `known` runs are tried first."""
   rolls: list[Roll] = []
   refusals: list[Refusal] = []
   covered = np.zeros(len(program.eqns), bool)
   budget = _EFFORT * (len(program.slots) + 1000)
-  for _ in range(_ROUNDS):
+  for round_ in range(_ROUNDS):
     before = len(rolls)
     # Covered equations and unmergeable ones equal nothing.
     taken = covered | (program.fingerprints < 0)
     free = np.where(taken, -1 - np.arange(len(covered)), program.fingerprints)
-    for run in find_runs(free, program.sizes, options.min_trip_count):
+    found_runs = find_runs(free, program.sizes, options.min_trip_count)
+    for run in [*known, *found_runs] if round_ == 0 else found_runs:
       for start, end in _gaps(covered, run):
         trips = (end - start) // run.period
         if trips < options.min_trip_count:
@@ -132,6 +134,11 @@ def find_rolls(program: Program, options: RollOptions) -> tuple[list[Roll], list
     if len(rolls) == before:
       break
   return sorted(rolls, key=lambda r: r.start), refusals
+
+
+def saved(program: Program, roll: Roll) -> int:
+  """How many equations the roll saves, nested ones counted."""
+  return int(program.sizes[roll.start : roll.start + roll.period].sum()) * (roll.trips - 1)
 
 
 def home(program: Program, first_result: int, result: int) -> int:

@@ -1,0 +1,243 @@
+"""Trace order is not sacred: puts equal subgraphs next to each other, where the search finds them.
+
+XLA ignores the order of equations, so that another one costs nothing. The groups of
+`jaxroll.scatter` are contracted, member by member, and the program is sorted by its
+dependencies anew: an equation comes as early as it can, in trace order, but a group waits
+until all of its members can run, one after the other. What has effects keeps its order.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import heapq
+import itertools
+from collections import Counter
+
+import numpy as np
+
+from jaxroll.options import RollOptions
+from jaxroll.plan import Roll, find_rolls, saved
+from jaxroll.program import Program
+from jaxroll.repeats import Run
+from jaxroll.report import Refusal
+from jaxroll.scatter import Growth
+
+_EFFORT = 16  # edges looked at, per operand of the program, before the search for groups stops
+_LEAST_EFFORT = 30_000  # operands that the smallest program is taken to have
+_FIRM = 60  # Rolls that save fewer equations may be coincidences, and are reconsidered.
+_LOOSE_BODY = 4  # So may rolls with fewer equations in their bodies, which others might join.
+_PER_ROLL = 8  # A loop costs as much to compile as so many equations.
+_RESTARTS = 8  # of the sorting, each with fewer groups
+
+
+def regroup(program: Program, rolls: list[Roll], refused: list[Refusal], options: RollOptions, min_saved: int):
+  """The program with equal subgraphs next to each other, its rolls, and refusals; the same ones if that saves nothing.
+
+  Args:
+    program: an analyzed jaxpr.
+    rolls, refused: what the search has found in trace order.
+    options: of the pass.
+    min_saved: the fewest equations, nested ones counted, that are worth a roll.
+  """
+  best = (_score(program, rolls, min_saved), program, rolls, refused)
+  tried: list[list[Roll]] = []
+  for firm, least in ((min_saved, _LOOSE_BODY), (max(min_saved, _FIRM), 0)):
+    kept = [r for r in rolls if saved(program, r) >= firm and r.period >= least]
+    if kept in tried:
+      continue
+    tried.append(kept)
+    found = _regrouped(program, kept, options, min_saved)
+    if found[0] is None:
+      best = (*best[:3], [*best[3], *found[2]])
+    else:
+      score = _score(*found[:2], min_saved)
+      best = (score, *found) if score > best[0] else best
+  return best[1:]
+
+
+def _score(program: Program, rolls: list[Roll], min_saved: int) -> int:
+  """What rolls are worth, in equations."""
+  return sum(s - _PER_ROLL for s in (saved(program, r) for r in rolls) if s >= min_saved)
+
+
+def _regrouped(program: Program, kept: list[Roll], options: RollOptions, min_saved: int):
+  """The program with groups together, its rolls, and refusals; None, [], refusals if there are no groups."""
+  growth = Growth(program, kept, options, min_saved, _EFFORT * (len(program.slots) + _LEAST_EFFORT))
+  groups = growth.run()
+  cut = [] if growth.is_done else [
+      Refusal(0, 1, 1, "the search for scattered repeats stopped here: its bound on work is reached")]
+  if len(groups) == len(kept) and all(g.size == r.end - r.start for g, r in zip(groups, kept)):
+    return None, [], cut
+  order = _sorted(program, groups, growth.is_whole)
+  if order is None:
+    return None, [], cut
+  other = reordered(program, order)
+  rolls, refused = find_rolls(other, options, _runs(order, groups, options.min_trip_count))
+  return other, rolls, [*refused, *cut]
+
+
+def reordered(program: Program, order: np.ndarray) -> Program:
+  """The same program with its equations in another order that respects their dependencies."""
+  n, values = len(order), len(program.out_vars)
+  outs = np.diff(program.out_start)[order]
+  slots = np.diff(program.slot_start)[order]
+  out_start = np.concatenate([[0], np.cumsum(outs)])
+  slot_start = np.concatenate([[0], np.cumsum(slots)])
+  old_values = _stretches(program.out_start[order], outs)  # by new value, the old one
+  renamed = np.empty(values, np.int64)
+  renamed[old_values] = np.arange(values)
+
+  def rename(old: np.ndarray) -> np.ndarray:
+    return np.where(old >= 0, renamed[np.maximum(old, 0)], old) if values else old
+
+  new_slots = rename(program.slots[_stretches(program.slot_start[order], slots)])
+  first = np.full(values, values)
+  np.minimum.at(first, program.canonical, renamed)  # of those known to be equal, the one that now comes first
+  reader = np.repeat(np.arange(n), slots)
+  inner = new_slots >= 0
+  first_use, last_use = np.full(values, n, np.int64), np.full(values, -1, np.int64)
+  last_use[new_slots[inner]] = reader[inner]
+  first_use[new_slots[inner][::-1]] = reader[inner][::-1]
+  results = tuple(int(renamed[r]) if r >= 0 else r for r in program.results)
+  last_use[[r for r in results if r >= 0]] = n
+  return dataclasses.replace(
+      program, eqns=tuple([program.eqns[e] for e in order.tolist()]), fingerprints=program.fingerprints[order],
+      sizes=program.sizes[order], slots=new_slots, slot_start=slot_start, out_start=out_start,
+      out_vars=tuple([program.out_vars[v] for v in old_values.tolist()]), out_bytes=program.out_bytes[old_values],
+      results=results, canonical=first[program.canonical[old_values]], first_use=first_use, last_use=last_use)
+
+
+def _stretches(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+  """`starts[i], starts[i] + 1, ...`, `lengths[i]` of them, for each i in turn."""
+  ends = np.cumsum(lengths)
+  return np.repeat(starts - ends + lengths, lengths) + np.arange(ends[-1] if len(ends) else 0)
+
+
+def _runs(order: np.ndarray, groups: list[np.ndarray], min_trip_count: int) -> list[Run]:
+  """Where members of one group now follow one another."""
+  place = np.empty(len(order), np.int64)
+  place[order] = np.arange(len(order))
+  runs = []
+  for group in groups:
+    at = place[group]
+    width = group.shape[1]
+    whole = (np.diff(at, axis=1) == 1).all(axis=1)
+    starts = np.sort(at[whole, 0])
+    breaks = np.flatnonzero(np.diff(starts) != width) + 1
+    for some in np.split(starts, breaks):
+      if len(some) >= min_trip_count:
+        runs.append(Run(int(some[0]), width, (len(some) - 1) * width))
+  return runs
+
+
+def _sorted(program: Program, groups: list[np.ndarray], is_whole: list[bool]) -> np.ndarray | None:
+  """An order that respects dependencies and effects, with members of groups together where that can be."""
+  n = len(program.eqns)
+  maker = np.repeat(np.arange(n), np.diff(program.out_start))
+  reader = np.repeat(np.arange(n), np.diff(program.slot_start))
+  inner = program.slots >= 0
+  fixed = np.flatnonzero(program.fingerprints < 0)
+  before = np.concatenate([maker[program.slots[inner]], fixed[:-1]])
+  after = np.concatenate([reader[inner], fixed[1:]])
+  # Nodes: each iteration of a group, and a roll as a whole; then equations by themselves.
+  units = [(k, unit.ravel()) for k, (group, whole) in enumerate(itertools.zip_longest(groups, is_whole, fillvalue=False))
+           for unit in ([group] if whole else group)]
+  for _ in range(_RESTARTS):
+    node = np.full(n, -1)
+    for i, (_, unit) in enumerate(units):
+      node[unit] = i
+    single = np.flatnonzero(node < 0)
+    node[single] = len(units) + np.arange(len(single))
+    order, stuck = _schedule(n, node, units, single, before, after)
+    if not stuck:
+      return np.asarray(order, np.int64)
+    # Groups whose contraction makes a cycle are dissolved.
+    most, _ = Counter(units[i][0] for i in stuck).most_common(1)[0]
+    stuck = {i for i in stuck if units[i][0] == most}
+    units = [unit for i, unit in enumerate(units) if i not in stuck]
+  return None
+
+
+def _schedule(n: int, node: np.ndarray, units, single: np.ndarray, before: np.ndarray, after: np.ndarray):
+  """The order of equations, and units that make cycles, in which case there is no order."""
+  count = len(units) + len(single)
+  edges = np.unique((node[before] * count + node[after])[node[before] != node[after]])
+  source, target = edges // max(count, 1), edges % max(count, 1)
+  start = np.searchsorted(source, np.arange(count + 1)).tolist()
+  waits = np.bincount(target, minlength=count).tolist()
+  readers = target.tolist()
+  first = [int(unit[0]) for _, unit in units] + single.tolist()
+  group_of = [k for k, _ in units]
+  left = Counter(group_of)
+  ready: list[tuple[int, int]] = []  # equations by themselves, and units whose group is at hand
+  pools: dict[int, list] = {k: [] for k in left}
+  full: list[tuple[int, int]] = []  # groups all of whose members can run
+  partly: list[tuple[int, int, int]] = []  # the others, those with most members at hand first; may be out of date
+
+  def arrive(i: int) -> None:
+    if i >= len(units):
+      heapq.heappush(ready, (first[i], i))
+      return
+    k = group_of[i]
+    heapq.heappush(pools[k], (first[i], i))
+    if len(pools[k]) == left[k]:
+      heapq.heappush(full, (pools[k][0][0], k))
+    else:
+      heapq.heappush(partly, (-len(pools[k]), pools[k][0][0], k))
+
+  for i in range(count):
+    if not waits[i]:
+      arrive(i)
+  order: list[int] = []
+  done = 0
+
+  def run(i: int) -> None:
+    nonlocal done
+    done += 1
+    if i < len(units):
+      order.extend(units[i][1].tolist())
+    else:
+      order.append(first[i])
+    for j in readers[start[i] : start[i + 1]]:
+      waits[j] -= 1
+      if not waits[j]:
+        arrive(j)
+
+  while ready or full or partly:
+    if ready:
+      run(heapq.heappop(ready)[1])
+      continue
+    # Nothing else can run: a whole group, or else the one with most members at hand, and what can run after them.
+    if full:
+      _, k = heapq.heappop(full)
+    else:
+      size, _, k = heapq.heappop(partly)
+      if len(pools[k]) != -size:
+        continue
+    pool = pools[k]
+    while pool:
+      left[k] -= 1
+      run(heapq.heappop(pool)[1])
+  if done == count:
+    return order, set()
+  return order, _cyclic(units, waits, start, readers, count)
+
+
+def _cyclic(units, waits: list[int], start: list[int], readers: list[int], count: int) -> set[int]:
+  """The units that wait and that others wait for in turn."""
+  core = {i for i in range(count) if waits[i] > 0}
+  feeds = {i: sum(j in core for j in readers[start[i] : start[i + 1]]) for i in core}
+  makers: dict[int, list[int]] = {i: [] for i in core}
+  for i in core:
+    for j in readers[start[i] : start[i + 1]]:
+      if j in core:
+        makers[j].append(i)
+  todo = [i for i in core if not feeds[i]]
+  while todo:
+    i = todo.pop()
+    core.discard(i)
+    for j in makers[i]:
+      feeds[j] -= 1
+      if not feeds[j] and j in core:
+        todo.append(j)
+  return {i for i in core if i < len(units)}
