@@ -65,7 +65,10 @@ def _all_traced(tree) -> bool:
 
 
 def trace(fun: Callable, args: tuple, kwargs: dict, is_dynamic: Callable[[Any], bool]) -> Traced:
-  """Traces `fun` on the dynamic ones of its argument leaves; all others, and results that are no arrays, are static."""
+  """Traces `fun` on the dynamic ones of its argument leaves; all others, and results that are no arrays, are static.
+
+  A Python number is no array here: it comes back as it is, and not as a number of JAX's.
+  """
   start = time.perf_counter()
   leaves, tree = jax.tree.flatten((args, kwargs))
   values = [leaf for leaf in leaves if is_dynamic(leaf)]
@@ -74,7 +77,7 @@ def trace(fun: Callable, args: tuple, kwargs: dict, is_dynamic: Callable[[Any], 
   def split(result):
     nonlocal out_tree, static_outs
     outs, out_tree = jax.tree.flatten(result)
-    static_outs = {i: out for i, out in enumerate(outs) if not is_array(out)}
+    static_outs = {i: out for i, out in enumerate(outs) if not (hasattr(out, "dtype") and hasattr(out, "shape"))}
     return [out for i, out in enumerate(outs) if i not in static_outs]
 
   def unflatten(arrays):

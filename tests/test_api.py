@@ -211,10 +211,11 @@ def test_public_names():
 
 
 def test_results_that_are_no_arrays_pass_through_roll():
+  rate = 0.2
   def f(x, tag):
     for _ in range(5):
       x = jnp.sin(x) * 2
-    return x, tag, None, {"f": jnp.sin, "n": 3}
+    return x, tag, None, {"f": jnp.sin, "n": rate}
   seen = []
   @jax.jit
   def outer(x):
@@ -222,7 +223,7 @@ def test_results_that_are_no_arrays_pass_through_roll():
     seen.append(out)
     return out[0], out[3]["n"]
   np.testing.assert_allclose(outer(X)[0], jax.jit(lambda x: f(x, "")[0])(X), rtol=1e-6)
-  assert seen[0][1:3] == ("tag", None) and seen[0][3]["f"] is jnp.sin
+  assert seen[0][1:3] == ("tag", None) and seen[0][3]["f"] is jnp.sin and seen[0][3]["n"] is rate
   with pytest.raises(TypeError, match="not a valid JAX type"):
     roll_jit(lambda x: (x, "tag"))(X)
 
