@@ -31,7 +31,7 @@ _RESTARTS = 8  # of the sorting, each with fewer groups
 
 
 def regroup(program: Program, rolls: list[Roll], refused: list[Refusal], options: RollOptions, min_saved: int):
-  """The program with equal subgraphs next to each other, its rolls, and refusals; the same ones if that saves nothing.
+  """The program with equal subgraphs together, its rolls, and refusals; the same ones if that saves nothing.
 
   Args:
     program: an analyzed jaxpr.
@@ -140,7 +140,8 @@ def _sorted(program: Program, groups: list[np.ndarray], is_whole: list[bool]) ->
   before = np.concatenate([maker[program.slots[inner]], fixed[:-1]])
   after = np.concatenate([reader[inner], fixed[1:]])
   # Nodes: each iteration of a group, and a roll as a whole; then equations by themselves.
-  units = [(k, unit.ravel()) for k, (group, whole) in enumerate(itertools.zip_longest(groups, is_whole, fillvalue=False))
+  flags = itertools.chain(is_whole, itertools.repeat(False))
+  units = [(k, unit.ravel()) for k, (group, whole) in enumerate(zip(groups, flags))
            for unit in ([group] if whole else group)]
   for _ in range(_RESTARTS):
     node = np.full(n, -1)

