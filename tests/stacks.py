@@ -3,7 +3,8 @@
 import jax
 
 from jaxroll import RollOptions
-from jaxroll.testing import bits_differ, check_roll
+from jaxroll.testing import check_roll
+from jaxroll.testing.check import far_apart
 
 
 def check_stack(fun, *args, layers, rolls=1, options=None, **checks):
@@ -22,7 +23,11 @@ def check_stack(fun, *args, layers, rolls=1, options=None, **checks):
 
 
 def check_same(expected, got):
-  """Asserts that two pytrees have the same structure, and arrays of the same bits."""
+  """Asserts that two compiled pytrees are the same: integers and keys bit for bit, numbers but for the last digits.
+
+  XLA may fuse, and so round, what makes a number of random bits differently; another random stream is far off.
+  """
   assert jax.tree.structure(expected) == jax.tree.structure(got)
   for (path, a), b in zip(jax.tree_util.tree_leaves_with_path(expected), jax.tree.leaves(got)):
-    assert not bits_differ(a, b), f"{jax.tree_util.keystr(path)} {bits_differ(a, b)}"
+    difference = far_apart(a, b, ulps=8)
+    assert not difference, f"{jax.tree_util.keystr(path)} {difference}"
