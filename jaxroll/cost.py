@@ -31,6 +31,7 @@ _COPIED_PER_WRITTEN = {"balanced": 0.02, "run": 0.0, "compile": float("inf")}
 _IN_CACHE, _CACHED_FACTOR = 1 << 18, 3
 # The bytes of random values that may be drawn before they are needed, as a part of the program's input bytes.
 _EARLY_PER_INPUT = 0.01
+_KEY_BYTES = 1 << 10  # of a value that may be a key, at most
 _LEAST_SEGMENT = 3  # A loop over random bits is cut so that no piece has fewer iterations.
 # A fence takes some microseconds on CPU. It is put around bodies of at least this many equations, which XLA is
 # slow to compile, or of this many seconds' work, which hardly notice it.
@@ -152,8 +153,11 @@ def choose(program: Program, rolls: list[Roll], options: RollOptions, platform: 
 
 
 def _unfenced(program: Program, plan: Schedule) -> Schedule:
-  """The plan with no fence around sums over the iterations: XLA reduces all summands over the devices at once."""
-  return dataclasses.replace(plan, loops=tuple(
+  """The plan with no fence around sums over the iterations: XLA reduces all summands over the devices at once.
+
+  Nor are constants hidden from XLA, which lays out a slice at an unknown place otherwise.
+  """
+  return dataclasses.replace(plan, hides_constants=False, loops=tuple(
       None if loop is None else dataclasses.replace(loop, unfenced=_sums(program, loop)) for loop in plan.loops))
 
 
@@ -256,10 +260,24 @@ def estimate_scan(program: Program, loop: Loop, memo: dict) -> Estimate:
   for j in loop.offsets:
     work += equation_work(program.eqns[roll.start + j], memo)
   size = int(sum(program.sizes[roll.start + j] for j in loop.offsets))
-  random = work.draws > 0 and all(is_random(program.eqns[roll.start + j], memo.setdefault("random", {})) for j in loop.offsets)
+  random = work.draws > 0 and _is_random(program, loop, memo.setdefault("random", {}))
   return Estimate(
       size * (roll.trips - 1), copied, operations, stacks, unread, work * roll.trips, size, roll.trips, random,
       not loop.carried)
+
+
+def _is_random(program: Program, loop: Loop, memo: dict) -> bool:
+  """Whether a loop does nothing but derive keys and draw: all that it reads is as small as keys are."""
+  roll = loop.roll
+  values = [v for i in loop.inputs for v in _first_values(roll.inputs[i])]
+  return (all(program.nbytes(v) <= _KEY_BYTES for v in values)
+          and all(is_random(program.eqns[roll.start + j], memo) for j in loop.offsets))
+
+
+def _first_values(source) -> tuple[int, ...]:
+  if isinstance(source, Slices):
+    return ()  # a row of an array, and no copy
+  return source.values[:1] if isinstance(source, Xs) else source.inits[:1] if isinstance(source, Carry) else (source.value,)
 
 
 def _copies(program: Program, loop: Loop) -> tuple[int, int, int]:

@@ -42,7 +42,7 @@ def regroup(program: Program, rolls: list[Roll], refused: list[Refusal], options
   best = (_score(program, rolls, min_saved), program, rolls, refused)
   tried: list[list[Roll]] = []
   for firm, least in ((min_saved, _LOOSE_BODY), (max(min_saved, _FIRM), 0)):
-    kept = [r for r in rolls if saved(program, r) >= firm and r.period >= least]
+    kept = [r for r in rolls if saved(program, r) >= firm and _body(program, r, options) >= least]
     if kept in tried:
       continue
     tried.append(kept)
@@ -53,6 +53,12 @@ def regroup(program: Program, rolls: list[Roll], refused: list[Refusal], options
       score = _score(*found[:2], min_saved)
       best = (score, *found) if score > best[0] else best
   return best[1:]
+
+
+def _body(program: Program, roll: Roll, options: RollOptions) -> int:
+  """Equations of the body; draws, which `jaxroll.draws` has put together, count for more than what they are."""
+  size = int(program.sizes[roll.start : roll.start + roll.period].sum())
+  return size if options.strategy == "auto" else roll.period
 
 
 def _score(program: Program, rolls: list[Roll], min_saved: int) -> int:

@@ -154,12 +154,17 @@ class _Pass:
     return rolled
 
   def _roll(self, closed, depth: int, place: int):
-    program, plan, reasons, refused = self._plan(closed)
+    program, rolls, refused = self._found(closed)
     if self.options.strategy == "auto" and self.platform == "cpu" and not self.several_devices:
+      plan = self._chosen(program, rolls, refused)[1]
       with self.stage("find"):
         gathered = draws.gather(program, cost.unscanned(program, plan), self.options.min_trip_count)
       if gathered is not None:
-        program, plan, reasons, refused = self._plan(gathered)
+        program, rolls, refused = self._found(gathered)
+    if not self.several_devices:
+      with self.stage("order"):
+        program, rolls, refused = regroup(program, rolls, refused, self.options, cost.min_saved(self.options))
+    program, plan, reasons, refused = self._chosen(program, rolls, refused)
     self.refusals += [cost.located(program, r) for r in refused]
     if plan is None:
       return closed
@@ -172,21 +177,20 @@ class _Pass:
       fun = lambda *args: evaluate(program, plan, bodies, self._functions, self.platform, args)
       return jax.make_jaxpr(fun)(*closed.in_avals)
 
-  def _plan(self, closed):
+  def _found(self, closed):
     with self.stage("analyze"):
       program = analyze(closed, self.fingerprinter)
     with self.stage("find"):
-      rolls, refused = find_rolls(program, self.options)
-    if not self.several_devices:
-      with self.stage("order"):
-        program, rolls, refused = regroup(program, rolls, refused, self.options, cost.min_saved(self.options))
+      return program, *find_rolls(program, self.options)
+
+  def _chosen(self, program, rolls, refused):
     with self.stage("choose"):
       plan, reasons, too_dear = cost.choose(program, rolls, self.options, self.platform, self.several_devices)
     return program, plan, reasons, [*refused, *too_dear]
 
   def _body(self, program, plan, loop):
     body = loop_body(program, plan, loop)
-    if self.platform == "cpu" and loop.strategy in ("scan", "call", "fence"):
+    if self.platform == "cpu" and loop.strategy in ("scan", "call", "fence") and not self.several_devices:
       body = for_cpu(body, inlined=loop.strategy == "fence")
     return self.spell_out(body, fenced=False) if loop.strategy == "batch" else body
 

@@ -209,7 +209,8 @@ class _Evaluation:
     roll = loop.roll
     call = self.function(loop.strategy, body)
     carried = [q for q in loop.ys if q in loop.carried and q not in loop.unfenced]
-    hidden = self.hidden(loop) if loop.strategy == "fence" and self.platform == "cpu" else {}
+    hides = loop.strategy == "fence" and self.platform == "cpu" and self.schedule.hides_constants
+    hidden = self.hidden(loop) if hides else {}
     for trip in range(roll.trips):
       outs = dict(zip(loop.ys, call(*[self.argument(loop, roll.inputs[i], trip, hidden) for i in loop.inputs])))
       if loop.strategy == "fence" and carried:

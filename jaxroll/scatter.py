@@ -14,6 +14,7 @@ from collections import deque
 
 import numpy as np
 
+from jaxroll.draws import is_random
 from jaxroll.options import RollOptions
 from jaxroll.plan import Roll
 from jaxroll.program import Program
@@ -49,11 +50,13 @@ class Growth:
 
   def __init__(self, program: Program, rolls: list[Roll], options: RollOptions, min_saved: int, budget: int):
     self.program = program
+    self.options = options
     self.min_trip_count, self.min_body_eqns = options.min_trip_count, options.min_body_eqns
     self.min_saved = min_saved
     self.budget = budget
     self.is_done = True
     self.draws_memo: dict = {}
+    self.random_memo: dict = {}
     n = len(program.eqns)
     self.maker = np.repeat(np.arange(n), np.diff(program.out_start))
     self.reader = np.repeat(np.arange(n), np.diff(program.slot_start))
@@ -77,8 +80,10 @@ class Growth:
     try:
       for k, roll in enumerate(self.groups):
         more = self._continued(roll)
-        self.groups[k] = self._joined(roll) if more is None else more
         self.is_whole[k] = more is None
+        if more is None:
+          more = roll if self._only_draws(roll) else self._joined(roll)
+        self.groups[k] = more
       if self._most_saved() >= self.min_saved:
         self._grow()
     except OutOfBudget:
@@ -428,12 +433,17 @@ class Growth:
     readers = self.reader[slots]
     return list(zip(readers.tolist(), (slots - self.program.slot_start[readers]).tolist()))
 
+  def _only_draws(self, group: np.ndarray) -> bool:
+    """Whether it is a roll of draws, gathered to be made at once: the less it makes of them, the less waits."""
+    return self.options.strategy == "auto" and all(
+        is_random(self.program.eqns[e], self.random_memo) for e in group[0].tolist()) and any(
+        draws_random_bits(self.program.eqns[e], self.draws_memo) for e in group[0].tolist())
+
   def _joined(self, group: np.ndarray) -> np.ndarray:
     """A roll's iterations with what each alone reads from before the roll or, after it, is read by alone.
 
     What joins stands before the roll or needs nothing made after it, so that it can be moved.
     """
-    program = self.program
     low, high = int(group[0, 0]), int(group[-1, -1])
     before: list[np.ndarray] = []
     after: list[np.ndarray] = []

@@ -99,7 +99,8 @@ class Schedule:
   index, None for a loop that nothing needs. `collected` has the parts of each
   equation that puts loops' results together. `values.resolve` maps a value to the
   one that is computed in its stead. `remade` are results of loops that are made anew
-  for equations outside of them.
+  for equations outside of them. `hides_constants` says whether fenced iterations get their constants
+  through a fence.
   """
 
   steps: tuple[tuple[int, ...] | int, ...]
@@ -108,6 +109,7 @@ class Schedule:
   values: Values
   needed: frozenset[int]
   remade: frozenset[int] = frozenset()
+  hides_constants: bool = True
 
 
 _HOISTED, _NOBODY = -1, -2

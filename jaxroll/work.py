@@ -13,7 +13,8 @@ FUSIBLE = frozenset("""
   abs acos acosh add add_any and asin asinh atan atan2 atanh bitcast_convert_type broadcast_in_dim cbrt ceil clamp
   complex concatenate conj convert_element_type copy copy_p cos cosh custom_jvp_call custom_vjp_call device_put
   digamma div dynamic_slice eq erf erf_inv erfc exp exp2 expand_dims expm1 floor ge gt imag integer_pow iota is_finite
-  jit le lgamma log log1p logistic lt max min mul ne neg nextafter not optimization_barrier or pad
+  jit le lgamma log log1p logistic lt max min mul ne neg nextafter not one_minus_square optimization_barrier or
+  pad
   population_count pow real reduce_precision rem reshape rev round rsqrt select_n shift_left
   shift_right_arithmetic shift_right_logical sign sin sinh slice split sqrt square squeeze stack stop_gradient sub tan
   tanh transpose unstack xor

@@ -62,7 +62,7 @@ def test_scattered_draws_of_two_shapes(keys, make):
       total += jnp.sin(dropout(k, x * i)).sum() if i % 2 else jnp.cos(dropout(k, x) @ x.T).sum()
     return total
 
-  report = check_roll(fun, *arrays([(3, 4), (2, 5)]), make(0), options=AUTO, grad=False, vmap=False, compiled=keys is split_up_front)
+  report = check_roll(fun, *arrays([(30, 40), (20, 50)]), make(0), options=AUTO, grad=False, vmap=False, compiled=keys is split_up_front)
   batches = [(r.trip_count, r.body_eqns) for r in report.rolls if r.strategy == "batch" and "random" in r.reason]
   assert {(6, 1), (3, 1)} <= set(batches)
 

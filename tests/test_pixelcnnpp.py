@@ -26,7 +26,8 @@ def loss_and_gradient(params, pixels, key):
 
 def check_rows(report, resolutions):
   """Of the blocks of the last row the backward pass meets one first: nothing came after it, so it is odd."""
-  forward, backward = report.rolls[: 2 * resolutions], report.rolls[2 * resolutions :]
+  rows = [r for r in report.rolls if r.body_eqns >= 50]  # others draw the masks
+  forward, backward = rows[: 2 * resolutions], rows[2 * resolutions :]
   assert [r.trip_count for r in forward] == [2] * resolutions + [2] + [3] * (resolutions - 1)
   assert [r.trip_count for r in backward] == [2] + [3] * (resolutions - 2) + [2] + [2] * resolutions
   assert [r.carries for r in forward] == [3] * 2 * resolutions  # the two streams and the key

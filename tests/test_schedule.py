@@ -10,7 +10,7 @@ from jaxroll.parts import One
 from jaxroll.plan import Carry, Xs, find_rolls
 from jaxroll.program import analyze
 from jaxroll.schedule import schedule
-from programs import chain, dropout_chain, loss, weights
+from programs import chain, loss, weights
 
 X = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)
 WS = weights(6, 4, 4)
