@@ -63,7 +63,7 @@ def _body(program: Program, roll: Roll, options: RollOptions) -> int:
 
 def _score(program: Program, rolls: list[Roll], min_saved: int) -> int:
   """What rolls are worth, in equations."""
-  return sum(s - _PER_ROLL for s in (saved(program, r) for r in rolls) if s >= min_saved)
+  return sum(max(s - _PER_ROLL, 1) for s in (saved(program, r) for r in rolls) if s >= min_saved)
 
 
 def _regrouped(program: Program, kept: list[Roll], options: RollOptions, min_saved: int):
