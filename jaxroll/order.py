@@ -25,6 +25,7 @@ from jaxroll.scatter import Growth
 _EFFORT = 16  # edges looked at, per operand of the program, before the search for groups stops
 _LEAST_EFFORT = 30_000  # operands that the smallest program is taken to have
 _FIRM = 60  # Rolls that save fewer equations may be coincidences, and are reconsidered.
+_AS_MUCH = 0.75  # Fewer rolls may save this part of what more of them do.
 _LOOSE_BODY = 4  # So may rolls with fewer equations in their bodies, which others might join.
 _PER_ROLL = 8  # A loop costs as much to compile as so many equations.
 _RESTARTS = 8  # of the sorting, each with fewer groups
@@ -51,7 +52,8 @@ def regroup(program: Program, rolls: list[Roll], refused: list[Refusal], options
       best = (*best[:3], [*best[3], *found[2]])
     else:
       score = _score(*found[:2], min_saved)
-      best = (score, *found) if score > best[0] else best
+      saves_as_much = _score(*found[:2], min_saved, 0) >= _AS_MUCH * _score(*best[1:3], min_saved, 0)
+      best = (score, *found) if saves_as_much and score > best[0] else best
   return best[1:]
 
 
@@ -61,9 +63,9 @@ def _body(program: Program, roll: Roll, options: RollOptions) -> int:
   return size if options.strategy == "auto" else roll.period
 
 
-def _score(program: Program, rolls: list[Roll], min_saved: int) -> int:
-  """What rolls are worth, in equations."""
-  return sum(max(s - _PER_ROLL, 1) for s in (saved(program, r) for r in rolls) if s >= min_saved)
+def _score(program: Program, rolls: list[Roll], min_saved: int, each: int = _PER_ROLL) -> int:
+  """What rolls are worth, in equations, if each of them costs some."""
+  return sum(s - each for s in (saved(program, r) for r in rolls) if s >= min_saved)
 
 
 def _regrouped(program: Program, kept: list[Roll], options: RollOptions, min_saved: int):

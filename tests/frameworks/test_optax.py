@@ -10,7 +10,7 @@ optax = pytest.importorskip("optax")
 from programs import weights
 from stacks import check_same, check_stack
 
-LAYERS = 6
+LAYERS = 8
 PARAMS = [{"w": w, "b": jnp.zeros(4), "scale": jnp.ones(4)} for w in weights(LAYERS, 4, 4)]
 X = np.random.RandomState(0).randn(3, 4).astype(np.float32)
 
