@@ -6,6 +6,7 @@ larger where XLA compiles in parallel, and hardly touched by what else the machi
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import dataclasses
 import json
@@ -39,6 +40,13 @@ def add_options(parser) -> None:
   group.add_argument("--optimize-for", choices=AIMS, default="balanced",
                      help="what roll_jit aims at where the strategy is 'auto', see jaxroll.RollOptions")
   group.add_argument("--json", metavar="FILE", help="also write everything that was measured to this file")
+
+
+def count(text: str) -> int:
+  """A positive integer, for the parser."""
+  if not text.isdecimal() or int(text) < 1:
+    raise argparse.ArgumentTypeError(f"{text!r} is not a positive integer")
+  return int(text)
 
 
 @dataclasses.dataclass
@@ -178,6 +186,20 @@ def run_each(script: str, arguments: list[str]) -> list[Run]:
         raise SystemExit(f"{script} --jit {jit} failed; its messages are above")
       runs += load(file)
   return runs
+
+
+def run(script: str, arguments: list[str], args, train) -> None:
+  """Does what `add_options` offers: runs `train`, a function of a `Run` that returns it, under the jits asked for.
+
+  `script` and its `arguments` are started anew for each jit where both are asked for; `args` are the arguments parsed.
+  """
+  if args.jit == "both":
+    runs = run_each(script, arguments)
+  else:
+    runs = [train(Run(args.jit, args.strategy, args.optimize_for))]
+  if args.json:
+    save(args.json, runs)
+  print_runs(runs)
 
 
 def save(file: str, runs: list[Run]) -> None:

@@ -289,7 +289,7 @@ def main(arguments: list[str] | None = None) -> None:
   import _measure  # what only the command needs: the model can be imported from anywhere
 
   arguments = sys.argv[1:] if arguments is None else arguments
-  args = parse(arguments, _measure.add_options)
+  args = parse(arguments, _measure)
   try:
     config = Config(args.blocks, args.filters, args.mixtures, args.dropout)
   except ValueError as error:
@@ -304,13 +304,7 @@ def main(arguments: list[str] | None = None) -> None:
         f"for {args.steps} steps on {args.batch} crops of {args.size} x {args.size} pixels of two photographs.\nThe loss is "
         "in bits per color of a pixel: 8 for one who knows nothing.\n", flush=True)
 
-  if args.jit == "both":
-    runs = _measure.run_each(__file__, arguments)
-  else:
-    runs = [train(_measure.Run(args.jit, args.strategy, args.optimize_for), args, config, photographs)]
-  if args.json:
-    _measure.save(args.json, runs)
-  _measure.print_runs(runs)
+  _measure.run(__file__, arguments, args, lambda run: train(run, args, config, photographs))
 
 
 def train(run, args, config: Config, photographs: list[np.ndarray]):
@@ -357,33 +351,26 @@ def print_counts(measure, args, config: Config) -> None:
       print(f"{name if jit == 'jax' else '':<22}{jit_name:<12}" + "{:>14,}{:>15,}{:>13,}{:>17,}".format(*counts))
 
 
-def parse(arguments: list[str], add_more) -> argparse.Namespace:
-  """The command's options; `add_more` adds to the parser those that all the examples share."""
+def parse(arguments: list[str], measure) -> argparse.Namespace:
+  """The command's options; `measure` is `_measure`, which has those that all the examples share."""
   parser = argparse.ArgumentParser(
       description="Trains PixelCNN++ on two photographs under jax.jit and roll_jit, and compares the two.",
       formatter_class=argparse.ArgumentDefaultsHelpFormatter)
   model = parser.add_argument_group("the model")
-  model.add_argument("--blocks", type=count, default=5, help="blocks per resolution: repeats of the same code")
-  model.add_argument("--filters", type=count, default=32, help="features per pixel; the paper has 160")
-  model.add_argument("--mixtures", type=count, default=10, help="logistics in a pixel's mixture")
+  model.add_argument("--blocks", type=measure.count, default=5, help="blocks per resolution: repeats of the same code")
+  model.add_argument("--filters", type=measure.count, default=32, help="features per pixel; the paper has 160")
+  model.add_argument("--mixtures", type=measure.count, default=10, help="logistics in a pixel's mixture")
   model.add_argument("--dropout", type=float, default=0.5, help="the share of activations that training drops")
   training = parser.add_argument_group("the training")
-  training.add_argument("--size", type=count, default=32, help="rows and columns of a crop, a multiple of 4")
-  training.add_argument("--batch", type=count, default=4, help="crops in a step")
-  training.add_argument("--steps", type=count, default=20, help="training steps")
+  training.add_argument("--size", type=measure.count, default=32, help="rows and columns of a crop, a multiple of 4")
+  training.add_argument("--batch", type=measure.count, default=4, help="crops in a step")
+  training.add_argument("--steps", type=measure.count, default=20, help="training steps")
   training.add_argument("--rate", type=float, default=1e-3, help="Adam's learning rate")
   training.add_argument("--seed", type=int, default=0, help="for the parameters, the crops and dropout")
   training.add_argument("--counts", action="store_true",
                         help="train nothing: print how long the programs are, as written and rolled")
-  add_more(parser)
+  measure.add_options(parser)
   return parser.parse_args(arguments)
-
-
-def count(text: str) -> int:
-  """A positive integer, for the parser."""
-  if not text.isdecimal() or int(text) < 1:
-    raise argparse.ArgumentTypeError(f"{text!r} is not a positive integer")
-  return int(text)
 
 
 if __name__ == "__main__":

@@ -184,7 +184,7 @@ def main(arguments: list[str] | None = None) -> None:
   import _measure  # what only the command needs: the model can be imported from anywhere
 
   arguments = sys.argv[1:] if arguments is None else arguments
-  args = parse(arguments, _measure.add_options)
+  args = parse(arguments, _measure)
   text, characters = read_text()
   try:
     config = Config(len(characters), args.layers, args.width, args.heads, args.context, args.dropout)
@@ -196,13 +196,7 @@ def main(arguments: list[str] | None = None) -> None:
   print("To guess by each character's frequency alone would be a loss of "
         f"{-frequencies @ np.log(frequencies):.2f}.\n", flush=True)
 
-  if args.jit == "both":
-    runs = _measure.run_each(__file__, arguments)
-  else:
-    runs = [train(_measure.Run(args.jit, args.strategy, args.optimize_for), args, config, text)]
-  if args.json:
-    _measure.save(args.json, runs)
-  _measure.print_runs(runs)
+  _measure.run(__file__, arguments, args, lambda run: train(run, args, config, text))
 
 
 def train(run, args, config: Config, text: np.ndarray):
@@ -231,31 +225,24 @@ def train(run, args, config: Config, text: np.ndarray):
   return run
 
 
-def parse(arguments: list[str], add_more) -> argparse.Namespace:
-  """The command's options; `add_more` adds to the parser those that all the examples share."""
+def parse(arguments: list[str], measure) -> argparse.Namespace:
+  """The command's options; `measure` is `_measure`, which has those that all the examples share."""
   parser = argparse.ArgumentParser(
       description="Trains a small GPT on Python's documentation under jax.jit and roll_jit, and compares the two.",
       formatter_class=argparse.ArgumentDefaultsHelpFormatter)
   model = parser.add_argument_group("the model")
-  model.add_argument("--layers", type=count, default=24, help="transformer layers: repeats of the same code")
-  model.add_argument("--width", type=count, default=64, help="features per character")
-  model.add_argument("--heads", type=count, default=4, help="attention heads; their number divides the width")
-  model.add_argument("--context", type=count, default=64, help="characters in a piece of text")
+  model.add_argument("--layers", type=measure.count, default=24, help="transformer layers: repeats of the same code")
+  model.add_argument("--width", type=measure.count, default=64, help="features per character")
+  model.add_argument("--heads", type=measure.count, default=4, help="attention heads; their number divides the width")
+  model.add_argument("--context", type=measure.count, default=64, help="characters in a piece of text")
   model.add_argument("--dropout", type=float, default=0.1, help="the share of activations that training drops")
   training = parser.add_argument_group("the training")
-  training.add_argument("--batch", type=count, default=4, help="pieces of text in a step")
-  training.add_argument("--steps", type=count, default=80, help="training steps")
+  training.add_argument("--batch", type=measure.count, default=4, help="pieces of text in a step")
+  training.add_argument("--steps", type=measure.count, default=80, help="training steps")
   training.add_argument("--rate", type=float, default=2e-3, help="AdamW's learning rate, after 10 steps of warm-up")
   training.add_argument("--seed", type=int, default=0, help="for the parameters, the pieces of text and dropout")
-  add_more(parser)
+  measure.add_options(parser)
   return parser.parse_args(arguments)
-
-
-def count(text: str) -> int:
-  """A positive integer, for the parser."""
-  if not text.isdecimal() or int(text) < 1:
-    raise argparse.ArgumentTypeError(f"{text!r} is not a positive integer")
-  return int(text)
 
 
 if __name__ == "__main__":

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from jaxroll import compat
 from jaxroll.concatenations import as_choice
 from jaxroll.convolutions import canonical
-from jaxroll.nested import map_nested
+from jaxroll.nested import map_equations, map_nested
 
 
 def for_cpu(jaxpr, *, inlined: bool):
@@ -13,13 +12,11 @@ def for_cpu(jaxpr, *, inlined: bool):
 
   `inlined` says whether XLA inlines the body: then it brings convolutions into form itself.
   """
-  closed = compat.as_closed(jaxpr)
-  eqns, changed = [], False
-  for eqn in closed.jaxpr.eqns:
+  def rewrite(eqn):
     new = as_choice(eqn) or (None if inlined else canonical(eqn))
-    if new is None:
-      walked = map_nested(eqn, lambda inner: for_cpu(inner, inlined=inlined))
-      new = None if walked is eqn else [walked]
-    eqns += [eqn] if new is None else new
-    changed |= new is not None
-  return compat.replace_eqns(closed, eqns) if changed else jaxpr
+    if new is not None:
+      return new
+    walked = map_nested(eqn, lambda inner: for_cpu(inner, inlined=inlined))
+    return None if walked is eqn else [walked]
+
+  return map_equations(jaxpr, rewrite)

@@ -206,8 +206,10 @@ def distinct_size(jaxpr) -> int:
   return count(jaxpr)
 
 
+# Calls of a random-number generator.
+GENERATORS = frozenset({"random_bits", "random_split", "random_fold_in", "threefry2x32"})
 # XLA compiles this many instructions for an equation.
-_SIZES = dict.fromkeys(("random_bits", "random_split", "random_fold_in", "threefry2x32"), 100)
+_SIZES = dict.fromkeys(GENERATORS, 100)
 
 
 class _Incomparable(Exception):

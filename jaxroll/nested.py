@@ -51,6 +51,20 @@ def map_nested(eqn, rewrite: Callable) -> Any:
   return eqn.replace(params={**eqn.params, **changed}) if changed else eqn
 
 
+def map_equations(jaxpr, rewrite: Callable) -> Any:
+  """A closed jaxpr that is `jaxpr`, closed or open, with equations replaced, or the same object if none was.
+
+  `rewrite` takes an equation and returns the equations that stand for it, or None for itself.
+  """
+  closed = compat.as_closed(jaxpr)
+  eqns, changed = [], False
+  for eqn in closed.jaxpr.eqns:
+    new = rewrite(eqn)
+    changed |= new is not None
+    eqns += [eqn] if new is None else new
+  return compat.replace_eqns(closed, eqns) if changed else jaxpr
+
+
 def _fitted(eqn, old, new):
   """The closed jaxpr `new` in the form in which the equation held `old`."""
   if new is old:

@@ -19,7 +19,7 @@ import numpy as np
 from jax import lax
 
 from jaxroll import compat, exempt
-from jaxroll.nested import REWRITABLE, map_nested
+from jaxroll.nested import REWRITABLE, map_equations, map_nested
 
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 
@@ -54,17 +54,8 @@ class _Speller:
     """A closed jaxpr that does the same, or the same object."""
     found = self.memo.get(id(jaxpr))
     if found is None:
-      found = self.memo[id(jaxpr)] = (self._walk(jaxpr), jaxpr)
+      found = self.memo[id(jaxpr)] = (map_equations(jaxpr, self._equation), jaxpr)
     return found[0]
-
-  def _walk(self, jaxpr):
-    closed = compat.as_closed(jaxpr)
-    eqns, changed = [], False
-    for eqn in closed.jaxpr.eqns:
-      new = self._equation(eqn)
-      changed |= new is not None
-      eqns += [eqn] if new is None else new
-    return compat.replace_eqns(closed, eqns) if changed else jaxpr
 
   def _equation(self, eqn):
     """What stands for an equation, None for itself."""
@@ -116,17 +107,15 @@ class _Speller:
 
 def _spell_rounds(closed):
   """The closed jaxpr of one draw with straight-line rounds."""
-  eqns = []
-  for eqn in closed.jaxpr.eqns:
-    if eqn.primitive.name == "threefry2x32":
-      eqns += compat.splice(eqn, lambda operands: threefry(*operands))
-    elif eqn.primitive.name == "iota_2x32_shape" and math.prod(eqn.params["shape"]) < 1 << 32:
-      eqns += compat.splice(eqn, lambda _, shape=eqn.params["shape"]: _counts(shape))
-    elif eqn.primitive.name == "jit":
-      eqns.append(eqn.replace(params={**eqn.params, "jaxpr": _spell_rounds(eqn.params["jaxpr"])}))
-    else:
-      eqns.append(eqn)
-  return compat.replace_eqns(closed, eqns)
+  def spell(eqn):
+    name = eqn.primitive.name
+    if name == "threefry2x32":
+      return compat.splice(eqn, lambda operands: threefry(*operands))
+    if name == "iota_2x32_shape" and math.prod(eqn.params["shape"]) < 1 << 32:
+      return compat.splice(eqn, lambda _: _counts(eqn.params["shape"]))
+    return [map_nested(eqn, _spell_rounds)] if name == "jit" else None
+
+  return map_equations(closed, spell)
 
 
 def _counts(shape: tuple[int, ...]) -> list:

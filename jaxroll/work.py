@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from jaxroll.fingerprint import nested_jaxprs
+from jaxroll.fingerprint import GENERATORS, nested_jaxprs
 from jaxroll.program import aval_bytes
 
 # Primitives that XLA fuses into what reads them: a program of these alone becomes few kernels.
@@ -13,8 +13,7 @@ FUSIBLE = frozenset("""
   abs acos acosh add add_any and asin asinh atan atan2 atanh bitcast_convert_type broadcast_in_dim cbrt ceil clamp
   complex concatenate conj convert_element_type copy copy_p cos cosh custom_jvp_call custom_vjp_call device_put
   digamma div dynamic_slice eq erf erf_inv erfc exp exp2 expand_dims expm1 floor ge gt imag integer_pow iota is_finite
-  jit le lgamma log log1p logistic lt max min mul ne neg nextafter not one_minus_square optimization_barrier or
-  pad
+  jit le lgamma log log1p logistic lt max min mul ne neg nextafter not one_minus_square optimization_barrier or pad
   population_count pow real reduce_precision rem reshape rev round rsqrt select_n shift_left
   shift_right_arithmetic shift_right_logical sign sin sinh slice split sqrt square squeeze stack stop_gradient sub tan
   tanh transpose unstack xor
@@ -75,10 +74,9 @@ def equation_work(eqn, memo: dict | None = None) -> Work:
     kernel = eqn.invars[1].aval.shape
     per_output = math.prod(kernel) // max(kernel[params["dimension_numbers"].rhs_spec[0]], 1)
     return Work(2 * size * per_output, results, 1, 1)
-  return Work(size, results, 0 if name in FUSIBLE else 1, draws=name in _GENERATORS)
+  return Work(size, results, 0 if name in FUSIBLE else 1, draws=name in GENERATORS)
 
 
-_GENERATORS = frozenset({"random_bits", "random_split", "random_fold_in", "threefry2x32"})
 _TRANSPARENT = frozenset({"checkpoint", "remat2", "closed_call"})
 # Their jaxprs combine two numbers and say nothing of the size of the work.
 _COMBINING = frozenset({"scatter", "scatter-add", "scatter_add", "reduce", "reduce_window", "sort"})
