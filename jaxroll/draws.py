@@ -13,9 +13,8 @@ from collections import defaultdict
 
 import numpy as np
 
-from jaxroll import compat
 from jaxroll.fingerprint import nested_jaxprs
-from jaxroll.program import Program, live_equations
+from jaxroll.program import Program, live_equations, reordered
 from jaxroll.work import FUSIBLE, draws_random_bits
 
 # Key derivations have small values; anything bigger on a draw's way is not a key.
@@ -40,7 +39,7 @@ def is_random(eqn, memo: dict) -> bool:
 
 
 def gather(program: Program, loose, min_trip_count: int):
-  """The program with equal draws together, a closed jaxpr; None if no draws can be moved.
+  """The program with equal draws together; None if no draws can be moved.
 
   Args:
     program: an analyzed jaxpr.
@@ -75,7 +74,7 @@ def gather(program: Program, loose, min_trip_count: int):
   order = first + [e for e in range(len(program.eqns)) if e not in moved]
   if order == list(range(len(order))):
     return None
-  return compat.replace_eqns(program.closed, [program.eqns[e] for e in order])
+  return reordered(program, np.asarray(order))
 
 
 class _Keys:

@@ -37,6 +37,7 @@ class Fingerprinter:
     self._avals: dict[Any, tuple[int, int, bool]] = {}
     self._jaxprs: dict[tuple[int, bool], tuple[int | None, Any]] = {}
     self._sizes: dict[int, tuple[int, Any]] = {}
+    self._equations: dict[int, tuple[int, tuple, Any]] = {}  # by id; holds the equation, so that ids stay theirs
     self.statics: dict = {}  # `static_operands`' memo
 
   def _intern(self, key: Hashable) -> int:
@@ -81,6 +82,12 @@ class Fingerprinter:
     `operand_avals` are the `aval` ids of its operands. An equation that must not
     be merged with any other has a negative fingerprint.
     """
+    found = self._equations.get(id(eqn))
+    if found is None:
+      found = self._equations[id(eqn)] = (*self._equation(eqn, operand_avals), eqn)
+    return found[:2]
+
+  def _equation(self, eqn, operand_avals) -> tuple[int, tuple]:
     primitive, params = eqn.primitive, eqn.params
     statics = static_operands(eqn, self.statics) if params else ()
     outs = [self.aval(v.aval) for v in eqn.outvars]

@@ -8,7 +8,6 @@ until all of its members can run, one after the other. What has effects keeps it
 
 from __future__ import annotations
 
-import dataclasses
 import heapq
 import itertools
 from collections import Counter
@@ -17,7 +16,7 @@ import numpy as np
 
 from jaxroll.options import RollOptions
 from jaxroll.plan import Roll, find_rolls, saved
-from jaxroll.program import Program
+from jaxroll.program import Program, reordered
 from jaxroll.repeats import Run
 from jaxroll.report import Refusal
 from jaxroll.scatter import Growth
@@ -82,43 +81,6 @@ def _regrouped(program: Program, kept: list[Roll], options: RollOptions, min_sav
   other = reordered(program, order)
   rolls, refused = find_rolls(other, options, _runs(order, groups, options.min_trip_count))
   return other, rolls, [*refused, *cut]
-
-
-def reordered(program: Program, order: np.ndarray) -> Program:
-  """The same program with its equations in another order that respects their dependencies."""
-  n, values = len(order), len(program.out_vars)
-  outs = np.diff(program.out_start)[order]
-  slots = np.diff(program.slot_start)[order]
-  out_start = np.concatenate([[0], np.cumsum(outs)])
-  slot_start = np.concatenate([[0], np.cumsum(slots)])
-  old_values = _stretches(program.out_start[order], outs)  # by new value, the old one
-  renamed = np.empty(values, np.int64)
-  renamed[old_values] = np.arange(values)
-
-  def rename(old: np.ndarray) -> np.ndarray:
-    return np.where(old >= 0, renamed[np.maximum(old, 0)], old) if values else old
-
-  new_slots = rename(program.slots[_stretches(program.slot_start[order], slots)])
-  first = np.full(values, values)
-  np.minimum.at(first, program.canonical, renamed)  # of those known to be equal, the one that now comes first
-  reader = np.repeat(np.arange(n), slots)
-  inner = new_slots >= 0
-  first_use, last_use = np.full(values, n, np.int64), np.full(values, -1, np.int64)
-  last_use[new_slots[inner]] = reader[inner]
-  first_use[new_slots[inner][::-1]] = reader[inner][::-1]
-  results = tuple(int(renamed[r]) if r >= 0 else r for r in program.results)
-  last_use[[r for r in results if r >= 0]] = n
-  return dataclasses.replace(
-      program, eqns=tuple([program.eqns[e] for e in order.tolist()]), fingerprints=program.fingerprints[order],
-      sizes=program.sizes[order], slots=new_slots, slot_start=slot_start, out_start=out_start,
-      out_vars=tuple([program.out_vars[v] for v in old_values.tolist()]), out_bytes=program.out_bytes[old_values],
-      results=results, canonical=first[program.canonical[old_values]], first_use=first_use, last_use=last_use)
-
-
-def _stretches(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-  """`starts[i], starts[i] + 1, ...`, `lengths[i]` of them, for each i in turn."""
-  ends = np.cumsum(lengths)
-  return np.repeat(starts - ends + lengths, lengths) + np.arange(ends[-1] if len(ends) else 0)
 
 
 def _runs(order: np.ndarray, groups: list[np.ndarray], min_trip_count: int) -> list[Run]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 import warnings
 from collections import defaultdict
@@ -154,13 +155,16 @@ class _Pass:
     return rolled
 
   def _roll(self, closed, depth: int, place: int):
-    program, rolls, refused = self._found(closed)
+    with self.stage("analyze"):
+      program = analyze(closed, self.fingerprinter)
+    with self.stage("find"):
+      rolls, refused = find_rolls(program, self.options)
     if self.options.strategy == "auto" and self.platform == "cpu" and not self.several_devices:
       plan = self._chosen(program, rolls, refused)[1]
       with self.stage("find"):
         gathered = draws.gather(program, cost.unscanned(program, plan), self.options.min_trip_count)
-      if gathered is not None:
-        program, rolls, refused = self._found(gathered)
+        if gathered is not None:
+          program, rolls, refused = gathered, *find_rolls(gathered, self.options)
     if not self.several_devices:
       with self.stage("order"):
         program, rolls, refused = regroup(program, rolls, refused, self.options, cost.min_saved(self.options))
@@ -174,14 +178,9 @@ class _Pass:
     bodies = [body if body is None or loop.strategy == "batch" else self.rewrite(self.shared(body), depth + 1)
               for body, loop in zip(bodies, plan.loops)]
     with self.stage("rewrite"):
-      fun = lambda *args: evaluate(program, plan, bodies, self._functions, self.platform, args)
+      spell = functools.partial(self.spell_out, fenced=False)
+      fun = lambda *args: evaluate(program, plan, bodies, self._functions, self.platform, spell, args)
       return jax.make_jaxpr(fun)(*closed.in_avals)
-
-  def _found(self, closed):
-    with self.stage("analyze"):
-      program = analyze(closed, self.fingerprinter)
-    with self.stage("find"):
-      return program, *find_rolls(program, self.options)
 
   def _chosen(self, program, rolls, refused):
     with self.stage("choose"):
@@ -191,8 +190,8 @@ class _Pass:
   def _body(self, program, plan, loop):
     body = loop_body(program, plan, loop)
     if self.platform == "cpu" and loop.strategy in ("scan", "call", "fence") and not self.several_devices:
-      body = for_cpu(body, inlined=loop.strategy == "fence")
-    return self.spell_out(body, fenced=False) if loop.strategy == "batch" else body
+      return for_cpu(body, inlined=loop.strategy == "fence")
+    return body
 
   def spell_out(self, closed, *, fenced: bool = True):
     mode = self.options.random_bits

@@ -77,10 +77,14 @@ def remake(program: Program, roll: Roll, inputs: tuple[int, ...], is_scan: bool,
   # What is made last goes first: what it is made of may itself be made of what is made before.
   xs.sort(key=lambda i: -roll.inputs[i].values[0])
   ties = [i for i in xs if cut.replace(i, is_kept) == 0]
+  reach = {i: cut.reach(i) for i in xs} if ties else {}
   for i in ties:  # What is no smaller may serve to make others, too.
+    served = [other for other in xs if other != i and not reach[i].isdisjoint(reach[other])]
+    if not served:
+      continue
     trial = cut.copy()
     trial.replace(i, is_kept, least=0)
-    for other in xs:
+    for other in served:
       trial.replace(other, is_kept)
     cut = trial if trial.saved > cut.saved else cut
   return cut.result()
@@ -118,6 +122,16 @@ class _Cut:
       setattr(other, name, copy.copy(getattr(self, name)))
     return other
 
+  def reach(self, i: int) -> frozenset[bytes]:
+    """The values, by key, of which input `i` might be made."""
+    reached: set[bytes] = set()
+    level = [np.asarray(self.roll.inputs[i].values)]
+    for _ in range(_DEEPEST + 1):
+      operands = [o for values in level if values.min() >= 0 for o in self._makers(self._key(values), values) or ()]
+      level = [o for o in operands if o is not None and not self._is_constant(self._key(o))]
+      reached.update(map(self._key, level))
+    return frozenset(reached)
+
   def replace(self, i: int, is_kept: Callable, least: int = 1) -> int:
     """Makes input `i` anew if that stores at least so many bytes fewer; how many it does or would; -1 if it can't."""
     values = np.asarray(self.roll.inputs[i].values)
@@ -146,13 +160,16 @@ class _Cut:
 
   def _remade(self, key: bytes, values: np.ndarray, depth: int) -> _Node | None:
     """These values made by the equations that made them before, of the cheapest operands."""
-    if key not in self.memo:
-      self.memo[key] = self._operands(values)
-    operands = self.memo[key]
+    operands = self._makers(key, values)
     if operands is None:
       return None
     parts = [None if o is None else self._node(o, depth - 1) for o in operands]
     return _Node(key, values, sum(p.bytes for p in parts if p), parts)
+
+  def _makers(self, key: bytes, values: np.ndarray) -> list[np.ndarray | None] | None:
+    if key not in self.memo:
+      self.memo[key] = self._operands(values)
+    return self.memo[key]
 
   def _operands(self, values: np.ndarray) -> list[np.ndarray | None] | None:
     """Per operand of the equations that make these values, the values that it has, None if it is not to be read."""

@@ -29,14 +29,16 @@ _FUSED_PARTS = 8  # XLA:CPU leaves longer concatenations alone
 _LARGEST_CONSTANT = 1 << 18  # bytes
 
 
-def evaluate(program: Program, schedule: Schedule, bodies: list, functions: dict, platform: str | None, args) -> list:
+def evaluate(program: Program, schedule: Schedule, bodies: list, functions: dict, platform: str | None,
+             spell: Callable, args) -> list:
   """The program's results for these arguments, computed by the schedule.
 
   `bodies` holds each loop's body as a closed jaxpr, from `loop_body`; `functions`, what
   was made of bodies that are called, so that loops with the same body call the same
-  function; `platform` is where the program will run, None if that is not known.
+  function; `platform` is where the program will run, None if that is not known;
+  `spell` writes the draws of a closed jaxpr, all of an array of keys at once, as they are to be.
   """
-  return _Evaluation(program, schedule, bodies, functions, platform, args).run()
+  return _Evaluation(program, schedule, bodies, functions, platform, spell, args).run()
 
 
 def loop_body(program: Program, schedule: Schedule, loop: Loop):
@@ -102,9 +104,9 @@ def _body_equations(program: Program, roll, j: int, of_input, named) -> list:
 class _Evaluation:
   """One walk over a schedule's steps, with the values made so far."""
 
-  def __init__(self, program: Program, schedule: Schedule, bodies, functions, platform, args):
+  def __init__(self, program: Program, schedule: Schedule, bodies, functions, platform, spell, args):
     self.program, self.schedule, self.bodies = program, schedule, bodies
-    self.functions, self.platform = functions, platform
+    self.functions, self.platform, self.spell = functions, platform, spell
     self.outer = dict(zip(program.jaxpr.constvars, program.closed.consts))
     self.outer.update(zip(program.jaxpr.invars, args))
     self.made: dict[int, Any] = {}  # by resolved value
@@ -301,8 +303,7 @@ class _Evaluation:
     for low, high in zip(bounds, bounds[1:]):
       some = xs if loop.segments == 1 else {i: lax.slice_in_dim(x, low, high) for i, x in xs.items()}
       if loop.strategy == "batch":
-        carry, (ys, started) = jax.vmap(step, (None, 0), (None, 0))(carry, some)
-        ys = compat.fence(ys, self.platform)  # or each reader would make its part of them anew
+        carry, (ys, started) = self.batch(step, carry, some)
       else:
         carry, (ys, started) = lax.scan(step, carry, some, length=high - low, reverse=loop.reverse)
       pieces.append(ys)
@@ -327,6 +328,15 @@ class _Evaluation:
     if len(indices) <= 2:
       return [lax.index_in_dim(ys, i, 0, keepdims=False) for i in indices]
     return _unstack(ys, tuple(indices), self.platform)
+
+  def batch(self, step: Callable, carry, xs):
+    """All iterations at once, of which none reads what another made."""
+    vectorized = jax.vmap(step, (None, 0), (None, 0))
+    closed, shapes = jax.make_jaxpr(vectorized, return_shape=True)(carry, xs)
+    closed = self.spell(closed)
+    outs = jax.core.eval_jaxpr(closed.jaxpr, closed.consts, *jax.tree.leaves((carry, xs)))
+    carry, (ys, started) = jax.tree.unflatten(jax.tree.structure(shapes), outs)
+    return carry, (compat.fence(ys, self.platform), started)  # or each reader would make its part of them anew
 
   def zero(self, value: int):
     aval = self.program.aval(value)

@@ -9,6 +9,7 @@ members one wiring, compared exactly. `jaxroll.order` then puts the members next
 
 from __future__ import annotations
 
+import functools
 import heapq
 from collections import deque
 
@@ -118,6 +119,14 @@ class Growth:
     self.budget -= edges + 32  # an array operation has its price
     if self.budget < 0:
       raise OutOfBudget
+
+  @functools.cached_property
+  def _lists(self) -> tuple[list[int], list[int], list[int], list[int]]:
+    """Where each equation's slots start, the maker of each; where its readers start, and these: as lists, for loops."""
+    program = self.program
+    sources = np.where(program.slots >= 0, self.maker[np.maximum(program.slots, 0)] if len(self.maker) else -1, -1)
+    return (program.slot_start.tolist(), sources.tolist(), self.first_reading[program.out_start].tolist(),
+            self.reader[self.reading].tolist())
 
   # Growing from seeds.
 
@@ -340,19 +349,18 @@ class Growth:
     high = nodes[-1]
     if high - nodes[0] + 1 == len(nodes):
       return np.zeros(columns.shape, int)
-    program, maker = self.program, self.maker
+    slot_start, sources, first_reader, readers = self._lists
     inside, seen, phase, heap = set(nodes), set(nodes), {}, nodes  # a sorted list is a heap
     while heap:
       e = heapq.heappop(heap)
       is_inside = e in inside
       most = 0
-      for v in program.slots[program.slot_start[e] : program.slot_start[e + 1]].tolist():
-        made = phase.get(int(maker[v])) if v >= 0 else None
+      for source in sources[slot_start[e] : slot_start[e + 1]]:
+        made = phase.get(source)
         if made is not None:
-          most = max(most, made + (is_inside and int(maker[v]) not in inside))
+          most = max(most, made + (is_inside and source not in inside))
       phase[e] = most
-      low, end = self.first_reading[program.out_start[e]], self.first_reading[program.out_start[e + 1]]
-      for r in self.reader[self.reading[low:end]].tolist():
+      for r in readers[first_reader[e] : first_reader[e + 1]]:
         if r <= high and r not in seen:
           seen.add(r)
           heapq.heappush(heap, r)

@@ -141,12 +141,17 @@ def threefry(key1, key2, x1, x2) -> list:
   ['0x6b200159', '0x99ba4efe']
   """
   keys = (key1, key2, key1 ^ key2 ^ np.uint32(0x1BD11BDA))
-  x1, x2 = x1 + keys[0], x2 + keys[1]
+  shape = jnp.broadcast_shapes(*map(jnp.shape, (key1, key2, x1, x2)))
+  # Each constant broadcast once, and no operation of jax.numpy: this is traced for each kind of draw.
+  key_of = functools.cache(lambda i: jnp.broadcast_to(keys[i], shape))
+  constant = functools.cache(lambda value: lax.full(shape, value, np.uint32))
+  x1, x2 = lax.add(jnp.broadcast_to(x1, shape), key_of(0)), lax.add(jnp.broadcast_to(x2, shape), key_of(1))
   for i in range(5):
     for r in _ROTATIONS[i % 2]:
-      x1 = x1 + x2
-      x2 = x1 ^ (lax.shift_left(x2, jnp.full_like(x2, r)) | lax.shift_right_logical(x2, jnp.full_like(x2, 32 - r)))
-    x1, x2 = x1 + keys[(i + 1) % 3], x2 + keys[(i + 2) % 3] + np.uint32(i + 1)
+      x1 = lax.add(x1, x2)
+      rotated = lax.bitwise_or(lax.shift_left(x2, constant(r)), lax.shift_right_logical(x2, constant(32 - r)))
+      x2 = lax.bitwise_xor(x1, rotated)
+    x1, x2 = lax.add(x1, key_of((i + 1) % 3)), lax.add(lax.add(x2, key_of((i + 2) % 3)), constant(i + 1))
   return [x1, x2]
 
 

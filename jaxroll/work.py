@@ -39,7 +39,8 @@ class Work:
   draws: float = 0
 
   def __add__(self, other: Work) -> Work:
-    return Work(*(a + b for a, b in zip(dataclasses.astuple(self), dataclasses.astuple(other))))
+    return Work(self.flops + other.flops, self.bytes + other.bytes, self.kernels + other.kernels,
+                self.convolutions + other.convolutions, self.draws + other.draws)
 
   def __mul__(self, times: float) -> Work:
     return Work(*(a * times for a in dataclasses.astuple(self)))
