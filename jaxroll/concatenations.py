@@ -3,7 +3,8 @@
 XLA:CPU compiles equal fused kernels once, but a concatenation that stands by itself
 anew each time, for 25 to 50 ms (jax 0.10.2 and 0.12): a split whose gradient joins the
 parts again costs more than the rest of a layer. Short ones are written as a choice
-between padded parts, which fuses. The values are only moved, so the bits are the same.
+between padded parts, which fuses; behind a fence, or each reader would make its own, and
+on jax 0.12 store it. The values are only moved, so the bits are the same.
 """
 
 from __future__ import annotations
@@ -39,6 +40,6 @@ def as_choice(eqn) -> list | None:
       around[axis] = (end - part.shape[axis], ends[-1] - end, 0)
       padded = lax.pad(part, jnp.zeros((), part.dtype), around)
       chosen = padded if chosen is None else lax.select(at < end, padded, chosen)
-    return [chosen]
+    return list(compat.fence([chosen], "cpu"))
 
   return compat.splice(eqn, choose)
