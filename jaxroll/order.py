@@ -33,6 +33,8 @@ _RESTARTS = 8  # of the sorting, each with fewer groups
 def regroup(program: Program, rolls: list[Roll], refused: list[Refusal], options: RollOptions, min_saved: int):
   """The program with equal subgraphs together, its rolls, and refusals; the same ones if that saves nothing.
 
+  And whether there are equal subgraphs that can't be together.
+
   Args:
     program: an analyzed jaxpr.
     rolls, refused: what the search has found in trace order.
@@ -41,19 +43,21 @@ def regroup(program: Program, rolls: list[Roll], refused: list[Refusal], options
   """
   best = (_score(program, rolls, min_saved), program, rolls, refused)
   tried: list[list[Roll]] = []
+  is_apart = False
   for firm, least in ((min_saved, _LOOSE_BODY), (max(min_saved, _FIRM), 0)):
     kept = [r for r in rolls if saved(program, r) >= firm and _body(program, r, options) >= least]
     if kept in tried:
       continue
     tried.append(kept)
-    found = _regrouped(program, kept, options, min_saved)
+    *found, apart = _regrouped(program, kept, options, min_saved)
+    is_apart |= apart
     if found[0] is None:
       best = (*best[:3], [*best[3], *found[2]])
     else:
       score = _score(*found[:2], min_saved)
       saves_as_much = _score(*found[:2], min_saved, 0) >= _AS_MUCH * _score(*best[1:3], min_saved, 0)
       best = (score, *found) if saves_as_much and score > best[0] else best
-  return best[1:]
+  return *best[1:], is_apart
 
 
 def _body(program: Program, roll: Roll, options: RollOptions) -> int:
@@ -68,19 +72,24 @@ def _score(program: Program, rolls: list[Roll], min_saved: int, each: int = _PER
 
 
 def _regrouped(program: Program, kept: list[Roll], options: RollOptions, min_saved: int):
-  """The program with groups together, its rolls, and refusals; None, [], refusals if there are no groups."""
-  growth = Growth(program, kept, options, min_saved, _EFFORT * (len(program.slots) + _LEAST_EFFORT))
+  """The program with groups together, its rolls, refusals, and whether groups stay apart; None, [], ... without any."""
+  growth = Growth(program, kept, options, min_saved, effort(program))
   groups = growth.run()
   cut = [] if growth.is_done else [
       Refusal(0, 1, 1, "the search for scattered repeats stopped here: its bound on work is reached")]
   if len(groups) == len(kept) and all(g.size == r.end - r.start for g, r in zip(groups, kept)):
-    return None, [], cut
-  order = _sorted(program, groups, growth.is_whole)
+    return None, [], cut, growth.is_apart
+  order = arranged(program, groups, growth.is_whole)
   if order is None:
-    return None, [], cut
+    return None, [], cut, growth.is_apart
   other = reordered(program, order)
   rolls, refused = find_rolls(other, options, _runs(order, groups, options.min_trip_count))
-  return other, rolls, [*refused, *cut]
+  return other, rolls, [*refused, *cut], growth.is_apart
+
+
+def effort(program: Program) -> int:
+  """How many edges of a program's dataflow the search for groups may look at."""
+  return _EFFORT * (len(program.slots) + _LEAST_EFFORT)
 
 
 def _runs(order: np.ndarray, groups: list[np.ndarray], min_trip_count: int) -> list[Run]:
@@ -100,7 +109,7 @@ def _runs(order: np.ndarray, groups: list[np.ndarray], min_trip_count: int) -> l
   return runs
 
 
-def _sorted(program: Program, groups: list[np.ndarray], is_whole: list[bool]) -> np.ndarray | None:
+def arranged(program: Program, groups: list[np.ndarray], is_whole: list[bool]) -> np.ndarray | None:
   """An order that respects dependencies and effects, with members of groups together where that can be."""
   n = len(program.eqns)
   maker = np.repeat(np.arange(n), np.diff(program.out_start))

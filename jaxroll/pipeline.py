@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import time
 import warnings
@@ -18,6 +19,7 @@ from jaxroll.inlining import write_out
 from jaxroll.nested import REWRITABLE, map_nested
 from jaxroll.options import RollOptions
 from jaxroll.order import regroup
+from jaxroll.outlining import outline
 from jaxroll.plan import find_rolls
 from jaxroll.program import analyze
 from jaxroll.report import RollReport, Refusal, RollRecord
@@ -165,13 +167,17 @@ class _Pass:
         gathered = draws.gather(program, cost.unscanned(program, plan), self.options.min_trip_count)
         if gathered is not None:
           program, rolls, refused = gathered, *find_rolls(gathered, self.options)
+    is_apart = False
     if not self.several_devices:
       with self.stage("order"):
-        program, rolls, refused = regroup(program, rolls, refused, self.options, cost.min_saved(self.options))
+        program, rolls, refused, is_apart = regroup(
+            program, rolls, refused, self.options, cost.min_saved(self.options))
     program, plan, reasons, refused = self._chosen(program, rolls, refused)
     self.refusals += [cost.located(program, r) for r in refused]
-    if plan is None:
-      return closed
+    rolled = closed if plan is None else self._evaluated(closed, program, plan, reasons, depth, place)
+    return self._outlined(rolled, program if plan is None else None, depth) if is_apart else rolled
+
+  def _evaluated(self, closed, program, plan, reasons, depth: int, place: int):
     with self.stage("rewrite"):
       bodies = [None if loop is None else self._body(program, plan, loop) for loop in plan.loops]
     self.records[place:place] = [cost.record(program, plan, k, reasons[k], depth) for k, loop in enumerate(plan.loops) if loop]
@@ -181,6 +187,22 @@ class _Pass:
       spell = functools.partial(self.spell_out, fenced=False)
       fun = lambda *args: evaluate(program, plan, bodies, self._functions, self.platform, spell, args)
       return jax.make_jaxpr(fun)(*closed.in_avals)
+
+  def _outlined(self, closed, program, depth: int):
+    """The closed jaxpr, whose analysis `program` is if not None, with blocks that stand apart as calls."""
+    strategy = self.options.strategy
+    if strategy not in ("auto", "fence", "call"):
+      return closed
+    if strategy == "auto":
+      strategy = "fence"
+    with self.stage("order"):
+      program = program or analyze(closed, self.fingerprinter)
+      prepare = functools.partial(for_cpu, inlined=strategy == "fence") if self.platform == "cpu" else lambda body: body
+      found = outline(program, self.options, strategy, self.platform, prepare)
+    if found is None:
+      return closed
+    self.records += [dataclasses.replace(record, depth=depth) for record in found[1]]
+    return found[0]
 
   def _chosen(self, program, rolls, refused):
     with self.stage("choose"):

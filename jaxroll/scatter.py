@@ -44,14 +44,18 @@ class Growth:
     options: of the pass.
     min_saved: the fewest equations, nested ones counted, that a group must save.
     budget: how many operand and reader edges to look at, all members together.
+    together: whether the members of a group must be such that they can all be put in one place.
 
   `groups` holds what was found, first the rolls with what joined them; `is_whole` says for each of these
-  whether its members are to stay together. `is_done` says whether the bound on work was not reached.
+  whether its members are to stay together. `is_done` says whether the bound on work was not reached;
+  `is_apart`, whether there were groups whose members can't be put in one place.
   """
 
-  def __init__(self, program: Program, rolls: list[Roll], options: RollOptions, min_saved: int, budget: int):
+  def __init__(self, program: Program, rolls: list[Roll], options: RollOptions, min_saved: int, budget: int,
+               together: bool = True):
     self.program = program
     self.options = options
+    self.together, self.is_apart = together, False
     self.min_trip_count, self.min_body_eqns = options.min_trip_count, options.min_body_eqns
     self.min_saved = min_saved
     self.budget = budget
@@ -232,7 +236,7 @@ class Growth:
 
   def _is_together(self, columns) -> bool:
     """Whether enough members can be put in one place, at least in part."""
-    return any(part.shape[1] > 1 or len(columns) == 1 for part in self._together(np.stack(columns, axis=1)))
+    return not self.together or any(part.shape[1] > 1 or len(columns) == 1 for part in self._together(np.stack(columns, axis=1)))
 
   def _claim(self, columns, k: int) -> None:
     self.member[columns[k]] = np.arange(len(columns[k]))
@@ -295,11 +299,11 @@ class Growth:
   def _verified(self, columns: np.ndarray) -> list[np.ndarray]:
     """Groups of members with one wiring that can be put in one place."""
     columns = columns[:, np.argsort(columns[0], kind="stable")]
-    groups = []
-    for group in self._one_wiring(columns):
-      for part in self._together(group):
-        groups += self._one_wiring(part)
-    return [g for g in groups if self._pays(g)]
+    whole = self._one_wiring(columns)
+    divided = self._together if self.together else self._convex
+    groups = [g for w in whole for part in divided(w) for g in self._one_wiring(part) if self._pays(g)]
+    self.is_apart |= not groups and any(map(self._pays, whole))
+    return groups
 
   def _pays(self, group: np.ndarray) -> bool:
     trips, size = len(group), int(self.program.sizes[group[0]].sum())
@@ -342,6 +346,12 @@ class Growth:
     if core.any() and not core.all():
       parts += self._together(columns[:, ~core])
     return parts
+
+  def _convex(self, columns: np.ndarray) -> list[np.ndarray]:
+    """The group divided so that no path leaves a member and comes back, as the one that spans least has it."""
+    spans = columns.max(axis=1) - columns.min(axis=1)
+    phases, = self._phases(columns[[int(np.argmin(spans))]])
+    return [columns[:, phases == p] for p in np.unique(phases)]
 
   def _phases(self, columns: np.ndarray) -> np.ndarray:
     """Per equation of a group, how often at most a path to it from the group leaves and comes back."""

@@ -1,0 +1,203 @@
+"""Equal subgraphs that can't be put in one place, as calls of one function.
+
+Blocks of one configuration with other code between them are no iterations of a loop:
+what stands between reads one block's results and makes the next one's arguments. Each
+becomes a call of one jitted function, which lowering emits once, and whose results,
+and arguments from outside, stand behind fences: so XLA makes the same kernels of each, and compiles them once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import numpy as np
+
+from jaxroll import compat
+from jaxroll.options import RollOptions
+from jaxroll.order import arranged, effort
+from jaxroll.program import Program, reordered
+from jaxroll.report import RollRecord
+from jaxroll.scatter import Growth
+
+# Unless a strategy is asked for:
+_LEAST_BODY = 40  # equations of a block: around fewer, a fence would be felt
+_LEAST_SAVED = 200  # equations
+
+
+@dataclasses.dataclass(frozen=True)
+class _Block:
+  """What the members of a group have in common.
+
+  Attributes:
+    places: where each member starts, which is contiguous.
+    period: equations of a member.
+    operands: per argument of the function, the operands of a member that are it, as (equation, operand), the
+      equation counted from the member's start.
+    is_fenced: per argument, whether something between the blocks makes it.
+    results: the results that are read outside of members, counted from a member's first.
+    is_read_between: per result, whether something between the blocks reads it.
+  """
+
+  places: tuple[int, ...]
+  period: int
+  operands: tuple[tuple[tuple[int, int], ...], ...]
+  is_fenced: tuple[bool, ...]
+  results: tuple[int, ...]
+  is_read_between: tuple[bool, ...]
+
+
+def outline(program: Program, options: RollOptions, strategy: str, platform: str | None, prepare):
+  """The program's closed jaxpr with scattered blocks as calls, and a record for each group; None if there are none.
+
+  Args:
+    program: an analyzed jaxpr.
+    options: of the pass.
+    strategy: 'fence' or 'call'.
+    platform: where it will run.
+    prepare: what is to be done to the body of the function, a closed jaxpr.
+  """
+  body, saved = (_LEAST_BODY, _LEAST_SAVED) if options.strategy == "auto" else (2, 1)
+  growth = Growth(program, [], options, saved, effort(program), together=False)
+  groups = [g for g in growth.run() if int(program.sizes[g[0]].sum()) >= body]
+  order = arranged(program, groups, [False] * len(groups)) if groups else None
+  if order is None:
+    return None
+  program = reordered(program, order)
+  place = np.empty(len(order), np.int64)
+  place[order] = np.arange(len(order))
+  rows = [at[(np.diff(at, axis=1) == 1).all(axis=1)] for at in (place[g] for g in groups)]
+  rows = [at for at in rows if len(at) >= options.min_trip_count]
+  calls: dict[int, tuple] = {}  # by the place of a member: its call and how many equations that stands for
+  records = []
+  unit = np.full(len(order), -1)
+  for k, row in enumerate(row for at in rows for row in at):
+    unit[row] = k
+  for at in rows:
+    block = _block(program, at, unit)
+    if block is None:
+      continue
+    call = _call(program, block, strategy, platform, prepare)
+    for start in block.places:
+      calls[start] = _placed(program, block, start, call), block.period
+    records.append(_record(program, block, strategy))
+  if not records:
+    return None
+  eqns, e = [], 0
+  while e < len(program.eqns):
+    eqn, count = calls.get(e, (program.eqns[e], 1))
+    eqns.append(eqn)
+    e += count
+  return compat.replace_eqns(program.closed, eqns), records
+
+
+def _block(program: Program, at: np.ndarray, unit: np.ndarray) -> _Block | None:
+  """What members at these places have in common; None if they differ in what a call can't be handed."""
+  start, period = int(at[0, 0]), at.shape[1]
+  places = at[:, 0]
+  first = program.out_start[places]
+  count = int(program.out_start[start + period] - first[0])
+  low = program.slot_start[places]
+  slots = program.slots[low[:, None] + np.arange(int(program.slot_start[start + period] - low[0]))]
+  is_own = (slots[0] >= first[0]) & (slots[0] < first[0] + count)
+  if (np.where(is_own, slots - first[:, None], 0) != np.where(is_own, slots[0] - first[0], 0)).any():
+    return None
+  maker = np.repeat(np.arange(len(unit)), np.diff(program.out_start))
+  operands: dict[tuple[int, ...], list[tuple[int, int]]] = {}  # by the members' values
+  fenced = []
+  k = 0
+  for j in range(period):
+    eqn = program.eqns[start + j]
+    for n in range(int(program.slot_start[start + j + 1] - program.slot_start[start + j])):
+      values = slots[:, k]
+      is_same = bool((values == values[0]).all())
+      if n >= len(eqn.invars):
+        if not is_same:
+          return None
+      elif not is_own[k] and not (is_same and type(eqn.invars[n]) is compat.Literal):
+        key = tuple(values.tolist())
+        if key not in operands:
+          fenced.append(bool((unit[maker[values[values >= 0]]] < 0).any()))
+        operands.setdefault(key, []).append((j, n))
+      k += 1
+  reader = np.repeat(np.arange(len(unit)), np.diff(program.slot_start))
+  inner = program.slots >= 0
+  read, by = program.slots[inner], unit[reader[inner]]
+  leaves, between = np.zeros(len(maker), bool), np.zeros(len(maker), bool)
+  leaves[read[by != unit[maker[read]]]] = True
+  between[read[by < 0]] = True
+  results = [r for r in program.results if r >= 0]
+  leaves[results] = between[results] = True
+  members = first[:, None] + np.arange(count)
+  needed = np.flatnonzero(leaves[members].any(axis=0))
+  return _Block(tuple(places.tolist()), period, tuple(map(tuple, operands.values())), tuple(fenced), tuple(needed.tolist()),
+                tuple(between[members].any(axis=0)[needed].tolist()))
+
+
+def _call(program: Program, block: _Block, strategy: str, platform: str | None, prepare):
+  """The equation that calls the function, of its own variables."""
+  start = block.places[0]
+  eqns = program.eqns[start : start + block.period]
+  atoms = _arguments(block, eqns)
+  avals = [a.aval.update(weak_type=False) if a.aval.weak_type else a.aval for a in atoms]
+  arguments = compat.fresh_vars(avals)
+  of_place = {place: v for places, v in zip(block.operands, arguments) for place in places}
+  first = int(program.out_start[start])
+  named = {}
+  for r in block.results:
+    if type(program.out_vars[first + r]) is compat.DropVar:
+      named[r], = compat.fresh_vars([program.out_vars[first + r].aval])
+  body, at = [], 0
+  for j, eqn in enumerate(eqns):
+    read = [of_place.get((j, n), atom) for n, atom in enumerate(eqn.invars)]
+    outs = [named.get(at + i, v) for i, v in enumerate(eqn.outvars)]
+    body.append(eqn.replace(invars=read, outvars=outs))
+    at += len(eqn.outvars)
+  wanted = [named.get(r, program.out_vars[first + r]) for r in block.results]
+  closed = prepare(compat.close(compat.open_jaxpr(program.jaxpr, arguments, wanted, body)))
+
+  def fenced(values, which):
+    some = [v for v, w in zip(values, which) if w]
+    behind = iter(compat.fence(some, platform) if some else ())
+    return [next(behind) if w else v for v, w in zip(values, which)]
+
+  def call(*args):
+    args = fenced(args, block.is_fenced)
+    outs = fenced(jax.core.eval_jaxpr(closed.jaxpr, closed.consts, *args), block.is_read_between)
+    return [_of_type(o, v.aval) for o, v in zip(outs, wanted)]
+
+  call.__name__ = strategy + "_block"
+  function = compat.out_of_line(call) if strategy == "call" else jax.jit(call)
+  eqn, = jax.make_jaxpr(function)(*avals).jaxpr.eqns
+  return eqn
+
+
+def _arguments(block: _Block, eqns) -> list:
+  """What a member hands over."""
+  return [eqns[places[0][0]].invars[places[0][1]] for places in block.operands]
+
+
+def _of_type(x, aval):
+  """`x` weakly typed if and only if `aval` is."""
+  if bool(getattr(jax.typeof(x), "weak_type", False)) == bool(getattr(aval, "weak_type", False)):
+    return x
+  return compat.as_weak(x) if aval.weak_type else jax.lax.convert_element_type(x, x.dtype)
+
+
+def _placed(program: Program, block: _Block, start: int, call):
+  """The call with a member's operands and results."""
+  eqns = program.eqns[start : start + block.period]
+  outs = [v for e in eqns for v in e.outvars]
+  return call.replace(
+      invars=_arguments(block, eqns), outvars=[outs[r] for r in block.results],
+      source_info=eqns[0].source_info)
+
+
+def _record(program: Program, block: _Block, strategy: str) -> RollRecord:
+  start, end = block.places[0], block.places[0] + block.period
+  n = len(block.operands)
+  return RollRecord(
+      strategy=strategy, reason="other code stands between", trip_count=len(block.places), body_eqns=block.period,
+      body_size=int(program.sizes[start:end].sum()), carries=0, consts=0, xs=n, ys=len(block.results), reverse=False,
+      feeds=("arguments",) * n, copied_bytes=(0,) * n, unstacked_bytes=0, operations=0, recomputed_bytes=0, depth=0,
+      location=compat.location(program.eqns[start]))

@@ -1,0 +1,155 @@
+"""Equal subgraphs with other code between them become calls of one function."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxroll import RollOptions, explain, roll_jit
+from jaxroll.testing import check_roll
+from programs import weights
+
+BETWEEN = [jnp.tanh, jnp.sin, jax.nn.relu, lambda x: x[::-1], lambda x: jnp.cumsum(x, 0), lambda x: jnp.sort(x, -1)]
+APART = "other code stands between"
+AUTO = RollOptions(strict=True)
+VALUES = dict(options=AUTO, grad=False, vmap=False, compiled=False)
+
+
+def block(w, x, scale=1.0):
+  """Some 50 equations, in which nothing repeats."""
+  y = jnp.tanh((x - x.mean(-1, keepdims=True)) @ w) * scale
+  y = jnp.exp(-y * y) @ w + jnp.cos(y).sum(0) * jnp.log1p(jnp.abs(x))
+  z = jnp.where(y > 0.1, jax.nn.softmax(y @ w.T, -1), jnp.minimum(y, x) - jnp.arctan(x))
+  z = z / (1 + jnp.sqrt(jnp.square(z).sum(-1, keepdims=True))) + jnp.maximum(x.max(0), z) * scale
+  z = jax.nn.sigmoid(z - jnp.expm1(-jnp.abs(y))) @ (w * 0.5) + jnp.sign(z) * jnp.floor(x * 3)
+  return x + z - jnp.roll(y, 1, 0) * jnp.clip(z, -0.5, 0.5)
+
+
+def blocks(ws, x):
+  for w, f in zip(ws, BETWEEN):
+    x = f(block(w, x))
+  return x
+
+
+def args(n=len(BETWEEN)):
+  return weights(n, 4, 4), np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)
+
+
+def apart(report):
+  """Trip counts of what stands apart."""
+  return [r.trip_count for r in report.rolls if r.reason == APART]
+
+
+def test_forward_and_gradient():
+  report = check_roll(blocks, *args(), options=AUTO)
+  assert apart(report) == [6]
+  gradient = explain(jax.grad(lambda *a: (blocks(*a) ** 2).sum()), AUTO)(*args())
+  assert len(apart(gradient)) >= 2 and min(apart(gradient)) >= 5  # the first block has no gradient to hand on
+  assert gradient.eqns_after < 0.4 * gradient.eqns_before
+
+
+@pytest.mark.parametrize("strategy", ["fence", "call"])
+def test_a_strategy_that_was_asked_for(strategy):
+  report = check_roll(blocks, *args(), options=RollOptions(strategy=strategy, strict=True), vmap=False)
+  assert {r.strategy for r in report.rolls} == {strategy}
+  assert any(n == 6 for n in apart(report))
+
+
+def test_blocks_that_differ_in_a_literal():
+  def fun(ws, x):
+    for k, (w, f) in enumerate(zip(ws, BETWEEN)):
+      x = f(block(w, x, scale=1 + k / 8))
+    return x
+
+  assert apart(check_roll(fun, *args(), **VALUES)) == [6]
+
+
+def test_one_block_that_differs():
+  def fun(ws, x):
+    for k, (w, f) in enumerate(zip(ws, BETWEEN)):
+      x = f(block(w, x) if k != 3 else jnp.cos(x @ w))
+    return x
+
+  assert apart(check_roll(fun, *args(), **VALUES)) == [5]
+
+
+def test_shared_weights_and_results_that_are_all_read():
+  def fun(w, x):
+    seen = []
+    for f in BETWEEN:
+      x = f(block(w, x))
+      seen.append(x)
+    return seen, x
+
+  ws, x = args()
+  assert apart(check_roll(fun, ws[0], x, **VALUES)) == [6]
+
+
+def test_a_block_reads_its_own_slice():
+  def fun(stacked, x):
+    for k, f in enumerate(BETWEEN):
+      x = f(block(stacked[k], x))
+    return x
+
+  ws, x = args()
+  assert apart(check_roll(fun, jnp.stack(ws), x, **VALUES)) == [6]
+
+
+def test_random_bits_within_blocks():
+  def fun(ws, x, key):
+    for k, (w, f) in enumerate(zip(ws, BETWEEN)):
+      keep = jax.random.bernoulli(jax.random.fold_in(key, k), 0.5, x.shape)
+      x = f(jnp.where(keep, block(w, x), 0.0))
+    return x
+
+  assert apart(check_roll(fun, *args(), jax.random.key(0), **VALUES)) == [6]
+
+
+def test_within_a_loop_of_the_user():
+  def fun(ws, x):
+    return jax.lax.scan(lambda x, _: (blocks(ws, x), x.sum()), x, None, length=2)
+
+  report = check_roll(fun, *args(), **VALUES)
+  assert [(r.trip_count, r.depth) for r in report.rolls if r.reason == APART] == [(6, 1)]
+
+
+def test_effects_between_keep_their_order(capfd):
+  def fun(ws, x):
+    for k, (w, f) in enumerate(zip(ws, BETWEEN)):
+      x = f(block(w, x))
+      jax.debug.print(f"after {k}", ordered=True)
+    return x
+
+  with_report = explain(fun, AUTO)(*args())
+  assert apart(with_report) == [6]
+  jax.block_until_ready(roll_jit(fun, roll=AUTO)(*args()))
+  jax.effects_barrier()
+  assert capfd.readouterr().out.split("\n")[:-1] == [f"after {k}" for k in range(6)]
+
+
+def test_a_path_between_members_that_makes_a_cycle():
+  """Halves of a block that exchange values with the next one's half: contraction of both would make a cycle."""
+  def fun(ws, x):
+    y = x
+    for w, f in zip(ws, BETWEEN):
+      a, b = block(w, x), block(w, y)
+      x, y = f(a) + jnp.sin(b), f(b) * jnp.cos(a)
+    return x, y
+
+  report = check_roll(fun, *args(), **VALUES)
+  assert report.rolls
+
+
+def test_weak_types():
+  def fun(ws, x):
+    scale = 1.0
+    for w, f in zip(ws, BETWEEN):
+      x = f(block(w, x, scale))
+      scale = jnp.asarray(scale) * 0.5  # weakly typed, and from outside
+    return x
+
+  assert apart(check_roll(fun, *args(), **VALUES)) == [6]
+
+
+def test_other_strategies_leave_them():
+  assert not apart(explain(blocks, RollOptions(strategy="scan"))(*args()))
