@@ -18,6 +18,7 @@ from jaxroll.options import RollOptions
 from jaxroll.order import arranged, effort
 from jaxroll.program import Program, reordered
 from jaxroll.report import RollRecord
+from jaxroll.rewrite import CALLS
 from jaxroll.scatter import Growth
 
 # Unless a strategy is asked for:
@@ -58,7 +59,8 @@ def outline(program: Program, options: RollOptions, strategy: str, platform: str
     prepare: what is to be done to the body of the function, a closed jaxpr.
   """
   body, saved = (_LEAST_BODY, _LEAST_SAVED) if options.strategy == "auto" else (2, 1)
-  growth = Growth(program, [], options, saved, effort(program), together=False)
+  called = frozenset(e for e, eqn in enumerate(program.eqns) if eqn.params.get("name") in CALLS)
+  growth = Growth(program, [], options, saved, effort(program), together=False, left_out=called)
   groups = [g for g in growth.run() if int(program.sizes[g[0]].sum()) >= body]
   order = arranged(program, groups, [False] * len(groups)) if groups else None
   if order is None:
@@ -166,7 +168,7 @@ def _call(program: Program, block: _Block, strategy: str, platform: str | None, 
     outs = fenced(jax.core.eval_jaxpr(closed.jaxpr, closed.consts, *args), block.is_read_between)
     return [_of_type(o, v.aval) for o, v in zip(outs, wanted)]
 
-  call.__name__ = strategy + "_block"
+  call.__name__ = strategy + "_body"
   function = compat.out_of_line(call) if strategy == "call" else jax.jit(call)
   eqn, = jax.make_jaxpr(function)(*avals).jaxpr.eqns
   return eqn

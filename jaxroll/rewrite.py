@@ -25,6 +25,8 @@ from jaxroll.residuals import alone, equations, operands
 from jaxroll.schedule import STACKING, Loop, Schedule
 from jaxroll.statics import Static, with_operands
 
+# Names of the functions that the pass calls.
+CALLS = frozenset({"fence_body", "call_body", "inline_body", "batch_body", "fence", "stack", "unstack"})
 _FUSED_PARTS = 8  # XLA:CPU leaves longer concatenations alone
 _LARGEST_CONSTANT = 1 << 18  # bytes
 
@@ -298,12 +300,14 @@ class _Evaluation:
       moved = [[new, *old[:-1]] for new, old in zip(outs, registers)]
       return (moved, outs[n_chains : n_chains + n_lasts]), (outs[n_chains + n_lasts :], started)
 
-    carry, pieces = (registers, zeros), []
+    carry, pieces, batches = (registers, zeros), [], {}
     bounds = [roll.trips * n // loop.segments for n in range(loop.segments + 1)]
     for low, high in zip(bounds, bounds[1:]):
       some = xs if loop.segments == 1 else {i: lax.slice_in_dim(x, low, high) for i, x in xs.items()}
       if loop.strategy == "batch":
-        carry, (ys, started) = self.batch(step, carry, some)
+        if high - low not in batches:
+          batches[high - low] = self.batch(step, carry, some)
+        carry, (ys, started) = batches[high - low](carry, some)
       else:
         carry, (ys, started) = lax.scan(step, carry, some, length=high - low, reverse=loop.reverse)
       pieces.append(ys)
@@ -330,13 +334,21 @@ class _Evaluation:
     return _unstack(ys, tuple(indices), self.platform)
 
   def batch(self, step: Callable, carry, xs):
-    """All iterations at once, of which none reads what another made."""
+    """All iterations at once, of which none reads what another made, as a function of carry and xs."""
     vectorized = jax.vmap(step, (None, 0), (None, 0))
     closed, shapes = jax.make_jaxpr(vectorized, return_shape=True)(carry, xs)
     closed = self.spell(closed)
-    outs = jax.core.eval_jaxpr(closed.jaxpr, closed.consts, *jax.tree.leaves((carry, xs)))
-    carry, (ys, started) = jax.tree.unflatten(jax.tree.structure(shapes), outs)
-    return carry, (compat.fence(ys, self.platform), started)  # or each reader would make its part of them anew
+
+    @jax.jit
+    def batch_body(consts, leaves):
+      return jax.core.eval_jaxpr(closed.jaxpr, consts, *leaves)
+
+    def run(carry, xs):
+      outs = batch_body(closed.consts, jax.tree.leaves((carry, xs)))
+      carry, (ys, started) = jax.tree.unflatten(jax.tree.structure(shapes), outs)
+      return carry, (compat.fence(ys, self.platform), started)  # or each reader would make its part of them anew
+
+    return run
 
   def zero(self, value: int):
     aval = self.program.aval(value)

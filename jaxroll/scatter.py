@@ -45,6 +45,7 @@ class Growth:
     min_saved: the fewest equations, nested ones counted, that a group must save.
     budget: how many operand and reader edges to look at, all members together.
     together: whether the members of a group must be such that they can all be put in one place.
+    left_out: equations that are to be in no group.
 
   `groups` holds what was found, first the rolls with what joined them; `is_whole` says for each of these
   whether its members are to stay together. `is_done` says whether the bound on work was not reached;
@@ -52,7 +53,7 @@ class Growth:
   """
 
   def __init__(self, program: Program, rolls: list[Roll], options: RollOptions, min_saved: int, budget: int,
-               together: bool = True):
+               together: bool = True, left_out: frozenset[int] = frozenset()):
     self.program = program
     self.options = options
     self.together, self.is_apart = together, False
@@ -71,6 +72,7 @@ class Growth:
     self.free = program.fingerprints >= 0
     for roll in rolls:
       self.free[roll.start : roll.end] = False
+    self.free[list(left_out)] = False
     self._leave_plumbing()
     some = np.flatnonzero(self.free)
     self.free_by_kind = some[np.argsort(program.fingerprints[some], kind="stable")]
