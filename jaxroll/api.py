@@ -180,7 +180,10 @@ class _Rolled:
 
   @property
   def __name__(self):
-    return _innermost(self._fun()).__name__
+    fun = self._fun()
+    while isinstance(fun, functools.partial) and not hasattr(fun, "__name__"):
+      fun = fun.func
+    return fun.__name__
 
   @property
   def __signature__(self):
@@ -295,7 +298,7 @@ def explain(fun: Callable, options: RollOptions | None = None) -> Callable[..., 
 
 def _is_asleep(options: RollOptions) -> bool:
   """Whether a function is to be called as it is."""
-  return options.is_off or not compat.under_jit() or exempt.is_active()
+  return options.is_off or not compat.under_jit() or exempt.is_active() or jax.config.jax_disable_jit
 
 
 def _run_rolled(fun: Callable, traced: Traced, options: RollOptions, target: _Target):

@@ -131,6 +131,25 @@ def context(eqn: JaxprEqn):
   return eqn.ctx.manager
 
 
+def mesh_context(eqn: JaxprEqn):
+  """The mesh under which the equation was traced, as a context manager."""
+  return _private_mesh.use_abstract_mesh(eqn.ctx.cur_abstract_mesh)
+
+
+def on_one_mesh(eqns, *, contexts_only: bool = False) -> bool:
+  """Whether equations, operands and results are all on one mesh; around `jax.sharding.auto_axes` they are not."""
+  first = eqns[0].ctx.cur_abstract_mesh
+  return all([e.ctx.cur_abstract_mesh == first for e in eqns]) and (
+      contexts_only or first.empty or fits_mesh(eqns[0], [v.aval for e in eqns for v in (*e.invars, *e.outvars)]))
+
+
+def fits_mesh(eqn: JaxprEqn, avals) -> bool:
+  """Whether arrays of these types may be used under the equation's mesh, by JAX's own rule."""
+  mesh = eqn.ctx.cur_abstract_mesh
+  others = {a.sharding.mesh for a in avals if isinstance(a, ShapedArray)} - {mesh}
+  return mesh.empty or all([m.empty or m.are_all_axes_auto and mesh.are_all_axes_auto for m in others])
+
+
 def context_key(eqn: JaxprEqn):
   """What of them decides how random bits are made."""
   return eqn.ctx.threefry_partitionable
@@ -282,7 +301,8 @@ def in_place_of(old, new: ClosedJaxpr):
 def nested_context(eqn: JaxprEqn):
   """Where the jaxprs that an equation holds may be traced: within a `shard_map`, under its mesh and axes."""
   if eqn.primitive.name != "shard_map":
-    yield
+    with mesh_context(eqn):
+      yield
     return
   mesh, axes = eqn.params["mesh"], eqn.params["newly_manual_axes"]
   with (_private_shard_map._extend_axis_env(mesh, axes),

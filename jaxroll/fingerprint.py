@@ -201,16 +201,15 @@ class Fingerprinter:
 
 def distinct_size(jaxpr) -> int:
   """How many equations a jaxpr has, nested ones counted, a jaxpr that occurs several times once."""
-  seen: dict[int, Any] = {}
+  return _distinct_size(jaxpr, {})
 
-  def count(jaxpr) -> int:
-    if id(jaxpr) in seen:
-      return 0
-    seen[id(jaxpr)] = jaxpr
-    eqns = getattr(jaxpr, "jaxpr", jaxpr).eqns
-    return len(eqns) + sum(count(j) for e in eqns if e.params for j in nested_jaxprs(e.params))
 
-  return count(jaxpr)
+def _distinct_size(jaxpr, seen: dict[int, Any]) -> int:
+  if id(jaxpr) in seen:
+    return 0
+  seen[id(jaxpr)] = jaxpr
+  eqns = getattr(jaxpr, "jaxpr", jaxpr).eqns
+  return len(eqns) + sum(_distinct_size(j, seen) for e in eqns if e.params for j in nested_jaxprs(e.params))
 
 
 # Calls of a random-number generator.

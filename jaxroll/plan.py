@@ -129,11 +129,40 @@ def find_rolls(program: Program, options: RollOptions, known: Sequence[Run] = ()
         if not found:
           refusals.append(Refusal(start, run.period, trips, "the iterations' dataflow differs"))
         for roll in found:
+          if mesh_giver(program, roll) is None:
+            refusals.append(Refusal(roll.start, roll.period, roll.trips, "iterations join arrays of different meshes"))
+            continue
           rolls.append(roll)
           covered[roll.start : roll.end] = True
     if len(rolls) == before:
       break
   return sorted(rolls, key=lambda r: r.start), refusals
+
+
+def mesh_giver(program: Program, roll: Roll):
+  """The equation of the body under whose mesh a loop can run, None if there is none.
+
+  What goes into and out of iterations must be on that mesh. What stays within one may be on others.
+  """
+  end = roll.start + roll.period
+  eqns = program.eqns[roll.start : end]
+  if compat.on_one_mesh(eqns):
+    return eqns[0]
+  results = range(roll.first_result, roll.first_result + roll.results)
+  avals = [program.aval(v) for v in results if program.last_use[v] >= end]
+  constants = set()
+  for i, source in enumerate(roll.inputs):
+    if isinstance(source, Xs) and program.constant(source.values[0]) is not None:
+      constants.add(-1 - i)
+    elif isinstance(source, (Xs, Slices)):
+      avals.append(program.aval(source.values[0] if isinstance(source, Xs) else source.value))
+    elif isinstance(source, Const) and getattr(program.aval(source.value), "weak_type", False):
+      avals.append(program.aval(source.value))  # converted; others are read within as they are
+  # Constants are stacked under the loop's mesh, and so must be read under it.
+  reader = np.repeat(np.arange(roll.period), np.diff(program.slot_starts(roll.start, roll.period))).tolist()
+  readers = [eqns[j] for j, b in zip(reader, roll.bindings) if b in constants]
+  fitting = [e for e in eqns if compat.fits_mesh(e, avals) and compat.on_one_mesh([e, *readers], contexts_only=True)]
+  return fitting[0] if fitting else None
 
 
 def saved(program: Program, roll: Roll) -> int:

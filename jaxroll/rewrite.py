@@ -19,7 +19,7 @@ from jax import lax
 
 from jaxroll import compat
 from jaxroll.parts import One, Part, Pieces, Source, Woven
-from jaxroll.plan import Carry, Const, Slices, Xs
+from jaxroll.plan import Carry, Const, Slices, Xs, mesh_giver
 from jaxroll.program import Program
 from jaxroll.residuals import alone, equations, operands
 from jaxroll.schedule import STACKING, Loop, Schedule
@@ -123,7 +123,8 @@ class _Evaluation:
         for is_collected, group in itertools.groupby(step, self.schedule.collected.__contains__):
           if is_collected:
             for e in group:
-              self.collect(e)
+              with compat.mesh_context(self.program.eqns[e]):
+                self.collect(e)
           else:
             self.equations(tuple(group))
     return [self.result(v, a) for v, a in zip(self.program.results, self.program.jaxpr.outvars)]
@@ -203,10 +204,11 @@ class _Evaluation:
 
   def loop(self, k: int) -> None:
     loop = self.schedule.loops[k]
-    if loop.strategy in STACKING:
-      self.scan(k, loop, self.bodies[k])
-    else:
-      self.calls(loop, self.bodies[k])
+    with compat.mesh_context(mesh_giver(self.program, loop.roll)):
+      if loop.strategy in STACKING:
+        self.scan(k, loop, self.bodies[k])
+      else:
+        self.calls(loop, self.bodies[k])
 
   def calls(self, loop: Loop, body) -> None:
     """One call per iteration of one function, which lowering emits once."""

@@ -185,17 +185,18 @@ def _schedule(program: Program, rolls: list[Roll], strategies: list[str],
   stacked: list[set[int]] = [set() for _ in rolls]
 
   def need(value: int, is_plain: bool = False) -> None:
-    value = values.resolve(value)
-    made = values.loop_result(value)
-    if is_plain and made and (made[0], made[2]) in remakable:
-      if value not in remade:
-        remade.add(value)
-        for operand in operands(program, value).values():
-          need(operand, True)
-    elif made:
-      taken[made[0]][made[2]].add(made[1])
-    elif value >= 0:
-      needed.add(value)
+    todo = [value]
+    while todo:
+      value = values.resolve(todo.pop())
+      made = values.loop_result(value)
+      if is_plain and made and (made[0], made[2]) in remakable:
+        if value not in remade:
+          remade.add(value)
+          todo += operands(program, value).values()
+      elif made:
+        taken[made[0]][made[2]].add(made[1])
+      elif value >= 0:
+        needed.add(value)
 
   def need_parts(parts) -> None:
     for part in parts:

@@ -88,21 +88,24 @@ class _Speller:
     """The shared function of a list of operands."""
     found = self.shared.get(key)
     if found is None:
+      fence = self.fence  # and not `self`, which holds this function
+
       def draw(operands):
-        outs = raw(*self.fence(operands))
-        return self.fence(list(outs) if isinstance(outs, (tuple, list)) else [outs])
+        outs = raw(*fence(operands))
+        return fence(list(outs) if isinstance(outs, (tuple, list)) else [outs])
 
       draw.__name__ = key[0]
-      found = self.shared[key] = jax.jit(draw if self.mode == "rbg" else self._spelled(draw))
+      found = self.shared[key] = jax.jit(draw if self.mode == "rbg" else _spelled(draw))
     return found
 
-  def _spelled(self, draw):
-    def spelled(operands):
-      closed = jax.make_jaxpr(draw)(operands)
-      return jax.core.eval_jaxpr(_spell_rounds(closed).jaxpr, closed.consts, *operands)
 
-    spelled.__name__ = draw.__name__
-    return spelled
+def _spelled(draw):
+  def spelled(operands):
+    closed = jax.make_jaxpr(draw)(operands)
+    return jax.core.eval_jaxpr(_spell_rounds(closed).jaxpr, closed.consts, *operands)
+
+  spelled.__name__ = draw.__name__
+  return spelled
 
 
 def _spell_rounds(closed):

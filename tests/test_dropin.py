@@ -199,6 +199,43 @@ def called_directly_without_jit(jit):
   return seen
 
 
+def called_anew_without_jit(jit):
+  calls = []
+  def f(x):
+    calls.append(x.shape)
+    return x * 2
+  g = jit(f)
+  g(X)
+  with jax.disable_jit():
+    for _ in range(2):
+      jax.eval_shape(lambda x: g(x), X)
+  return calls
+
+
+def captured_arrays_are_freed_at_once(jit):
+  def call(fun, *args):
+    x = jnp.array(X)
+    jit(lambda *args: fun(x, *args))(*args)
+    return weakref.ref(x)
+  def noisy(x, key):
+    for k in jax.random.split(key, 4):
+      x = x * jax.random.uniform(k, x.shape) + jnp.sin(x)
+    return x
+  key = jax.random.key(0)
+  gc.collect()
+  gc.disable()
+  try:
+    return [freed() is None for freed in (call(lambda x: x), call(add, X), call(noisy, key))]
+  finally:
+    gc.enable()
+
+
+def named_partial(jit):
+  f = functools.partial(add)
+  f.__name__ = "mine"
+  return jit(f).__getstate__()["function_name"], jit(f).lower(X).as_text().split("\n")[0]
+
+
 def refused_retrace(jit):
   with jax.no_tracing():
     return jit(lambda x: x)(X)
@@ -248,7 +285,8 @@ def serialized(jit):
 CASES = [
     static_name_unhashable, donated_buffer_is_gone, unused_arguments, inlined, options_of_nested, names, reprs,
     attributes, pickled, copied, cache_sizes, traces_of_one_function, traces_of_equal_functions, traces_of_methods,
-    functions_are_collected, called_directly_without_jit, refused_retrace, leak_checked, leaked_tracer, nan_found,
+    functions_are_collected, captured_arrays_are_freed_at_once, called_directly_without_jit, called_anew_without_jit,
+    named_partial, refused_retrace, leak_checked, leaked_tracer, nan_found,
     reference_argument, references_alias, ahead_of_time, serialized,
     # Static and donated arguments.
     lambda jit: jit(add, static_argnums=1)(X, [1]),

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxroll import RollOptions, explain, roll_jit
+from jaxroll import RollOptions, collect_reports, explain, roll_jit
 from jaxroll.where import asks_for_several_devices, is_on_several_devices
 from programs import weights
 
@@ -133,3 +133,28 @@ def test_how_it_is_known_that_there_are_several_devices():
   one = jax.NamedSharding(jax.make_mesh((1,), ("i",)), P())
   assert not asks_for_several_devices({"in_shardings": one}) and asks_for_several_devices({"out_shardings": (None, P("i"))})
   assert not is_on_several_devices(jax.make_jaxpr(recurrence)(*jax.device_put(host, one)))
+
+
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("strategy", ["scan", "fence"])
+def test_axes_that_are_auto_in_a_part_of_the_program(size, strategy):
+  mesh = jax.make_mesh((size,), ("i",), axis_types=(jax.sharding.AxisType.Explicit,))
+  options = RollOptions(strategy=strategy, min_trip_count=2, min_body_eqns=1, strict=True)
+  def steps(x):
+    for k in range(1, 5):
+      x = jnp.tanh(x * k) + jnp.sin(x).sum(0)
+    return x
+  def dropout(x, key):
+    for k in range(4):  # each draw is made under auto axes, the rest under explicit ones
+      bits = jax.random.bernoulli(jax.random.fold_in(key, k), 0.5, x.shape, out_sharding=P("i"))
+      x = jnp.where(bits, x * 2, 0) + jnp.sin(x)
+    return x
+  with jax.set_mesh(mesh):
+    x, key = jax.device_put(jnp.ones((4, 4)), P("i")), jax.random.key(0)
+    within = jax.sharding.auto_axes(steps, out_sharding=P("i"))
+    for f, args in ((within, (x,)), (jax.grad(lambda x: within(x).sum()), (x,)), (dropout, (x, key))):
+      with collect_reports() as reports:
+        rolled, plain = roll_jit(f, roll=options)(*args), jax.jit(f)(*args)
+      assert any(r.trip_count == 4 for r in reports[0].rolls)
+      assert jax.typeof(rolled) == jax.typeof(plain)
+      np.testing.assert_allclose(rolled, plain, rtol=1e-5, atol=1e-6)
