@@ -121,8 +121,6 @@ TRANSFORMATIONS = {
     "grad_vmap": lambda f: jax.grad(lambda ws, x: total(jax.vmap(f, (None, 0)))(ws, jnp.stack([x, x + 1]))),
     "jit_grad_checkpoint": lambda f: lambda ws, x: jax.jit(jax.grad(total(jax.checkpoint(f))))(ws, x),
 }
-# Under these the model is not at top level of the program, or in no jit: rolled there only by `roll` itself.
-NESTED = {"scan", "while_loop", "switch", "map", "shard_map", "checkpoint", "checkpoint_names", "jit_grad_checkpoint"}
 QUICK = {"hessian", "grad_grad", "shard_map", "jacfwd", "jacrev"}  # dear to check: with the plainest model only
 
 
@@ -134,7 +132,7 @@ def test_transformed(model, name):
   fun = TRANSFORMATIONS[name](model)
   # The roll around the transformed function: bit for bit.
   report = check_roll(fun, WS, X, grad=False, vmap=False, compiled=False)
-  assert report.rolls or name in NESTED
+  assert report.rolls
   # The transformation around the rolled function: the sum over a shared weight's uses is in another order.
   with collect_reports() as reports:
     got = outcomes(TRANSFORMATIONS[name](roll(model, FORCED)))
