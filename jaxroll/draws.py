@@ -38,6 +38,12 @@ def is_random(eqn, memo: dict) -> bool:
   return True
 
 
+def how_many(program: Program) -> int:
+  """The equations that draw random bits."""
+  memo: dict = {}
+  return sum(draws_random_bits(e, memo) for e in program.eqns)
+
+
 def gather(program: Program, loose, min_trip_count: int):
   """The program with equal draws together; None if no draws can be moved.
 

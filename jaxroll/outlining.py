@@ -20,6 +20,7 @@ from jaxroll.program import Program, reordered
 from jaxroll.report import RollRecord
 from jaxroll.rewrite import CALLS
 from jaxroll.scatter import Growth
+from jaxroll.work import equation_work
 
 # Unless a strategy is asked for:
 _LEAST_BODY = 40  # equations of a block: around fewer, a fence would be felt
@@ -58,10 +59,12 @@ def outline(program: Program, options: RollOptions, strategy: str, platform: str
     platform: where it will run.
     prepare: what is to be done to the body of the function, a closed jaxpr.
   """
-  body, saved = (_LEAST_BODY, _LEAST_SAVED) if options.strategy == "auto" else (2, 1)
+  is_auto = options.strategy == "auto"
+  body, saved = (_LEAST_BODY, _LEAST_SAVED) if is_auto else (2, 1)
   called = frozenset(e for e, eqn in enumerate(program.eqns) if eqn.params.get("name") in CALLS)
   growth = Growth(program, [], options, saved, effort(program), together=False, left_out=called)
-  groups = [g for g in growth.run() if int(program.sizes[g[0]].sum()) >= body]
+  groups = [g for g in growth.run() if int(program.sizes[g[0]].sum()) >= body
+            and (not is_auto or _has_kernels(program, g[0]))]
   order = arranged(program, groups, [False] * len(groups)) if groups else None
   if order is None:
     return None
@@ -91,6 +94,11 @@ def outline(program: Program, options: RollOptions, strategy: str, platform: str
     eqns.append(eqn)
     e += count
   return compat.replace_eqns(program.closed, eqns), records
+
+
+def _has_kernels(program: Program, member: np.ndarray) -> bool:
+  """Whether a member does not fuse into one kernel with its neighbours."""
+  return any(equation_work(program.eqns[e]).kernels for e in member.tolist())
 
 
 def _block(program: Program, at: np.ndarray, unit: np.ndarray) -> _Block | None:

@@ -161,7 +161,8 @@ class _Pass:
       program = analyze(closed, self.fingerprinter)
     with self.stage("find"):
       rolls, refused = find_rolls(program, self.options)
-    if self.options.strategy == "auto" and self.platform == "cpu" and not self.several_devices:
+    gathers = self.options.strategy == "auto" and self.platform == "cpu" and not self.several_devices
+    if gathers and draws.how_many(program) >= self.options.min_trip_count:
       plan = self._chosen(program, rolls, refused)[1]
       with self.stage("find"):
         gathered = draws.gather(program, cost.unscanned(program, plan), self.options.min_trip_count)

@@ -49,7 +49,7 @@ class Growth:
 
   `groups` holds what was found, first the rolls with what joined them; `is_whole` says for each of these
   whether its members are to stay together. `is_done` says whether the bound on work was not reached;
-  `is_apart`, whether there were groups whose members can't be put in one place.
+  `is_apart`, whether there were groups most of which can't be put in one place.
   """
 
   def __init__(self, program: Program, rolls: list[Roll], options: RollOptions, min_saved: int, budget: int,
@@ -173,7 +173,7 @@ class Growth:
     columns = self._grown(seeds)
     tried[columns.ravel()] = True
     groups = self._verified(columns)
-    return sum((len(g) - 1) * int(self.program.sizes[g[0]].sum()) for g in groups), groups
+    return self._saved(groups), groups
 
   def _colors(self, depth: int) -> np.ndarray:
     """A hash per equation of its surroundings, `depth` edges far; boundaries are all alike."""
@@ -304,12 +304,15 @@ class Growth:
     whole = self._one_wiring(columns)
     divided = self._together if self.together else self._convex
     groups = [g for w in whole for part in divided(w) for g in self._one_wiring(part) if self._pays(g)]
-    self.is_apart |= not groups and any(map(self._pays, whole))
+    self.is_apart |= 2 * self._saved(groups) < self._saved([w for w in whole if self._pays(w)])
     return groups
 
+  def _saved(self, groups) -> int:
+    return sum((len(g) - 1) * int(self.program.sizes[g[0]].sum()) for g in groups)
+
   def _pays(self, group: np.ndarray) -> bool:
-    trips, size = len(group), int(self.program.sizes[group[0]].sum())
-    return trips >= self.min_trip_count and size >= self.min_body_eqns and (trips - 1) * size >= self.min_saved
+    size = int(self.program.sizes[group[0]].sum())
+    return len(group) >= self.min_trip_count and size >= self.min_body_eqns and self._saved([group]) >= self.min_saved
 
   def _one_wiring(self, columns: np.ndarray) -> list[np.ndarray]:
     """The members divided by which results of their own each operand is."""

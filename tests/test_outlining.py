@@ -153,3 +153,20 @@ def test_weak_types():
 
 def test_other_strategies_leave_them():
   assert not apart(explain(blocks, RollOptions(strategy="scan"))(*args()))
+
+
+def test_what_fuses_with_its_neighbours_is_left_alone():
+  def elementwise(x):
+    for k, f in enumerate([jnp.sin, jnp.tanh, jnp.cos, jnp.arctan, jnp.abs, jnp.square, jnp.floor, jnp.sign]):
+      odd = f(x * (k + 0.5)) - jnp.exp(-jnp.abs(x)) * x
+      x = odd if k % 2 else jnp.where(x > k, f(x), jnp.maximum(x, k) / (1 + x * x))
+    return x
+
+  def fun(x):
+    for f in BETWEEN:
+      x = f(elementwise(x))
+    return x
+
+  x = args()[1]
+  assert not apart(explain(fun, AUTO)(x))
+  assert apart(explain(fun, RollOptions(strategy="fence", strict=True))(x))
