@@ -311,7 +311,8 @@ class _Evaluation:
           batches[high - low] = self.batch(step, carry, some)
         carry, (ys, started) = batches[high - low](carry, some)
       else:
-        carry, (ys, started) = lax.scan(step, carry, some, length=high - low, reverse=loop.reverse)
+        carry, (ys, started) = lax.scan(
+            step, carry, some, length=high - low, reverse=loop.reverse, unroll=loop.unroll)
       pieces.append(ys)
     registers, lasts = carry
     for chain, held in zip(loop.chains, registers):

@@ -59,6 +59,7 @@ class Loop:
     read_whole: those of `ys` that a later scan reads.
     unfenced: those of `ys` that go from one iteration to the next past the fence.
     segments: how many scans the iterations are divided among.
+    unroll: how many iterations a step of the scan makes, `lax.scan`'s `unroll`.
     remade: inputs that the body makes anew from the others, and what is between.
     recomputed_bytes: how many bytes less that takes from elsewhere, over all iterations.
   """
@@ -78,6 +79,7 @@ class Loop:
   read_whole: frozenset[int] = frozenset()
   unfenced: frozenset[int] = frozenset()
   segments: int = 1
+  unroll: int = 1
   remade: tuple[Remade, ...] = ()
   recomputed_bytes: int = 0
 

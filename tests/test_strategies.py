@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxroll import RollOptions, explain, roll_jit
+from jaxroll import RollOptions, explain, roll_jaxpr, roll_jit
 from jaxroll.compat import CALLS_ARE_SHARED
+from jaxroll.testing import check_roll
 from jaxroll.where import CALLS_SURVIVE
 from programs import loss, weights
 
@@ -62,3 +63,18 @@ def test_what_differs_between_fenced_iterations_is_no_constant_to_xla():
 
   compiled = roll_jit(fun, roll=RollOptions(strategy="fence")).lower(WS[0], np.ones((8, 6, 64), np.float32)).compile()
   assert " slice(" not in compiled.as_text(), "each would be a kernel of its own"
+
+
+def test_quick_iterations_share_a_step_of_the_loop():
+  def fun(w, x):
+    for _ in range(32):
+      x = jnp.sin(w @ x) - x.sum()
+    return x
+
+  w, x = np.eye(8, dtype=np.float32) / 2, np.ones(8, np.float32)
+  for aim, unroll in ("balanced", 4), ("compile", 1):
+    options = RollOptions(optimize_for=aim, strict=True)
+    rolled, report = roll_jaxpr(jax.make_jaxpr(fun)(w, x), options, platform="cpu")
+    assert [r.strategy for r in report.rolls] == ["scan"]
+    assert [e.params["unroll"] for e in rolled.jaxpr.eqns if e.primitive.name == "scan"] == [unroll]
+  check_roll(fun, w, x, options=RollOptions(strict=True))
