@@ -38,7 +38,7 @@ class _Block:
       equation counted from the member's start.
     is_fenced: per argument, whether something between the blocks makes it.
     results: the results that are read outside of members, counted from a member's first.
-    is_read_between: per result, whether something between the blocks reads it.
+    is_read_between: per result, whether something that stands before the next block reads it.
   """
 
   places: tuple[int, ...]
@@ -130,18 +130,21 @@ def _block(program: Program, at: np.ndarray, unit: np.ndarray) -> _Block | None:
           fenced.append(bool((unit[maker[values[values >= 0]]] < 0).any()))
         operands.setdefault(key, []).append((j, n))
       k += 1
+  members = first[:, None] + np.arange(count)
   reader = np.repeat(np.arange(len(unit)), np.diff(program.slot_start))
   inner = program.slots >= 0
-  read, by = program.slots[inner], unit[reader[inner]]
-  leaves, between = np.zeros(len(maker), bool), np.zeros(len(maker), bool)
-  leaves[read[by != unit[maker[read]]]] = True
-  between[read[by < 0]] = True
-  results = [r for r in program.results if r >= 0]
-  leaves[results] = between[results] = True
-  members = first[:, None] + np.arange(count)
+  read, reader = program.slots[inner], reader[inner]
+  leaves, first_between = np.zeros(len(maker), bool), np.full(len(maker), len(unit))
+  leaves[read[unit[reader] != unit[maker[read]]]] = True
+  leaves[[r for r in program.results if r >= 0]] = True
+  np.minimum.at(first_between, read[unit[reader] < 0], reader[unit[reader] < 0])
+  # What is only read after the next block started is a residual, which XLA may make anew where it is read.
+  ends = np.sort(places)
+  until = np.append(ends[1:], ends[-1] + np.diff(ends).max())[np.argsort(np.argsort(places))]
   needed = np.flatnonzero(leaves[members].any(axis=0))
+  is_read_between = (first_between[members] < until[:, None]).any(axis=0)[needed]
   return _Block(tuple(places.tolist()), period, tuple(map(tuple, operands.values())), tuple(fenced), tuple(needed.tolist()),
-                tuple(between[members].any(axis=0)[needed].tolist()))
+                tuple(is_read_between.tolist()))
 
 
 def _call(program: Program, block: _Block, strategy: str, platform: str | None, prepare):
