@@ -13,6 +13,7 @@ from collections import defaultdict
 
 import numpy as np
 
+from jaxroll import compat
 from jaxroll.fingerprint import nested_jaxprs
 from jaxroll.program import Program, live_equations, reordered
 from jaxroll.work import FUSIBLE, draws_random_bits
@@ -21,11 +22,17 @@ from jaxroll.work import FUSIBLE, draws_random_bits
 _KEY_BYTES = 1 << 16
 _RANDOM = frozenset({"random_bits", "random_split", "random_fold_in", "random_seed", "random_wrap", "random_unwrap",
                      "threefry2x32", "iota_2x32_shape"})
+_KEYED = frozenset({"random_bits", "random_split", "random_fold_in"})
 _PLUMBING = FUSIBLE | _RANDOM | {"gather", "concatenate"}
 
 
 def is_random(eqn, memo: dict) -> bool:
-  """Whether an equation does nothing but derive keys, draw bits, and arithmetic that fuses with them."""
+  """Whether an equation does nothing but derive keys, draw bits, and arithmetic that fuses with them.
+
+  Only threefry gives for many keys at once the bits that it gives for each: other generators' keys are left alone.
+  """
+  if eqn.primitive.name in _KEYED and compat.key_impl(eqn.invars[0].aval) != "threefry2x32":
+    return False
   if not eqn.params or eqn.primitive.name not in ("jit", "closed_call"):
     return eqn.primitive.name in _PLUMBING
   for jaxpr in nested_jaxprs(eqn.params):

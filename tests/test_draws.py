@@ -135,3 +135,14 @@ def test_draws_in_programs_within():
     return jax.checkpoint(inner)(inner(x, key), jax.random.fold_in(key, 1))
 
   check_roll(fun, jnp.eye(4), jax.random.key(0), options=AUTO, compiled=False)
+
+
+@pytest.mark.parametrize("impl", ["rbg", "unsafe_rbg"])
+@pytest.mark.parametrize("make", [split_up_front, split_in_a_chain, folded_in, list])
+def test_other_generators_give_other_bits_for_many_keys_at_once(make, impl):
+  def fun(key):
+    return [jax.random.bits(k, (3,)) for k in make(key)]
+
+  key = jax.random.key(1, impl=impl)
+  report = check_roll(fun, jax.random.split(key, COUNT) if make is list else key, options=AUTO, vmap=False)
+  assert not any(r.strategy == "batch" for r in report.rolls)
