@@ -102,35 +102,50 @@ def _has_kernels(program: Program, member: np.ndarray) -> bool:
 
 
 def _block(program: Program, at: np.ndarray, unit: np.ndarray) -> _Block | None:
-  """What members at these places have in common; None if they differ in what a call can't be handed."""
-  start, period = int(at[0, 0]), at.shape[1]
-  places = at[:, 0]
-  first = program.out_start[places]
-  count = int(program.out_start[start + period] - first[0])
-  low = program.slot_start[places]
-  slots = program.slots[low[:, None] + np.arange(int(program.slot_start[start + period] - low[0]))]
-  is_own = (slots[0] >= first[0]) & (slots[0] < first[0] + count)
-  if (np.where(is_own, slots - first[:, None], 0) != np.where(is_own, slots[0] - first[0], 0)).any():
+  """What members at these places have in common; None if they differ in what a call can't be handed.
+
+  `unit` is int64[n], the member that each equation belongs to, -1 for what stands between.
+  """
+  operands = _operands(program, at)
+  if operands is None:
     return None
   maker = np.repeat(np.arange(len(unit)), np.diff(program.out_start))
-  operands: dict[tuple[int, ...], list[tuple[int, int]]] = {}  # by the members' values
-  fenced = []
+  made = [maker[[v for v in values if v >= 0]] for values in operands]
+  results, is_read_between = _results(program, at, unit, maker)
+  return _Block(
+      places=tuple(at[:, 0].tolist()), period=at.shape[1], operands=tuple(map(tuple, operands.values())),
+      is_fenced=tuple(bool((unit[m] < 0).any()) for m in made), results=results, is_read_between=is_read_between)
+
+
+def _operands(program: Program, at: np.ndarray) -> dict[tuple[int, ...], list[tuple[int, int]]] | None:
+  """By the values that members read from outside, one per member: where the first one reads them.
+
+  None if they differ in a static operand. What they have in common that is written within equations is left out.
+  """
+  start, period = int(at[0, 0]), at.shape[1]
+  low, first = program.slot_start[at[:, 0]], int(program.out_start[start])
+  slots = program.slots[low[:, None] + np.arange(int(program.slot_start[start + period] - low[0]))]
+  is_own = (slots[0] >= first) & (slots[0] < program.out_start[start + period])
+  is_same = (slots == slots[0]).all(axis=0)
+  operands: dict[tuple[int, ...], list[tuple[int, int]]] = {}
   k = 0
   for j in range(period):
     eqn = program.eqns[start + j]
     for n in range(int(program.slot_start[start + j + 1] - program.slot_start[start + j])):
-      values = slots[:, k]
-      is_same = bool((values == values[0]).all())
       if n >= len(eqn.invars):
-        if not is_same:
+        if not is_same[k]:
           return None
-      elif not is_own[k] and not (is_same and type(eqn.invars[n]) is compat.Literal):
-        key = tuple(values.tolist())
-        if key not in operands:
-          fenced.append(bool((unit[maker[values[values >= 0]]] < 0).any()))
-        operands.setdefault(key, []).append((j, n))
+      elif not is_own[k] and not (is_same[k] and type(eqn.invars[n]) is compat.Literal):
+        operands.setdefault(tuple(slots[:, k].tolist()), []).append((j, n))
       k += 1
-  members = first[:, None] + np.arange(count)
+  return operands
+
+
+def _results(program: Program, at: np.ndarray, unit: np.ndarray, maker: np.ndarray):
+  """The results read outside of members, counted from a member's first; which are read before the next block."""
+  places, period = at[:, 0], at.shape[1]
+  first = program.out_start[places]
+  members = first[:, None] + np.arange(int(program.out_start[places[0] + period] - first[0]))
   reader = np.repeat(np.arange(len(unit)), np.diff(program.slot_start))
   inner = program.slots >= 0
   read, reader = program.slots[inner], reader[inner]
@@ -139,12 +154,11 @@ def _block(program: Program, at: np.ndarray, unit: np.ndarray) -> _Block | None:
   leaves[[r for r in program.results if r >= 0]] = True
   np.minimum.at(first_between, read[unit[reader] < 0], reader[unit[reader] < 0])
   # What is only read after the next block started is a residual, which XLA may make anew where it is read.
-  ends = np.sort(places)
-  until = np.append(ends[1:], ends[-1] + np.diff(ends).max())[np.argsort(np.argsort(places))]
+  starts = np.sort(places)
+  until = np.append(starts[1:], starts[-1] + np.diff(starts).max())[np.argsort(np.argsort(places))]
   needed = np.flatnonzero(leaves[members].any(axis=0))
   is_read_between = (first_between[members] < until[:, None]).any(axis=0)[needed]
-  return _Block(tuple(places.tolist()), period, tuple(map(tuple, operands.values())), tuple(fenced), tuple(needed.tolist()),
-                tuple(is_read_between.tolist()))
+  return tuple(needed.tolist()), tuple(is_read_between.tolist())
 
 
 def _call(program: Program, block: _Block, strategy: str, platform: str | None, prepare):
