@@ -40,6 +40,6 @@ def as_choice(eqn) -> list | None:
       around[axis] = (end - part.shape[axis], ends[-1] - end, 0)
       padded = lax.pad(part, jnp.zeros((), part.dtype), around)
       chosen = padded if chosen is None else lax.select(at < end, padded, chosen)
-    return list(compat.fence([chosen], "cpu"))
+    return compat.fence([chosen], "cpu")
 
   return compat.splice(eqn, choose)

@@ -149,7 +149,8 @@ def choose(program: Program, rolls: list[Roll], options: RollOptions, platform: 
         strategies[k], changed = strategy, True
     if not changed:
       break
-  plan = schedule(program, kept, strategies)
+  else:
+    plan = schedule(program, kept, strategies)
   plan = _unfenced(program, plan) if several_devices else _divided(program, plan, inputs, options, memo)
   return plan, [r if loop is None else r + _division(loop) for r, loop in zip(reasons, plan.loops)], refusals
 

@@ -95,7 +95,7 @@ class _Keys:
 
   def __init__(self, program: Program):
     self.program = program
-    self.maker = np.repeat(np.arange(len(program.eqns)), np.diff(program.out_start)).tolist()
+    self.maker = program.makers.tolist()
     self.memo: dict = {}
     self.early: dict[int, bool] = {}
 
@@ -151,7 +151,7 @@ def _readers(program: Program):
   """Per value, the equations that read it, as a function."""
   order = np.argsort(program.slots, kind="stable")
   values = program.slots[order]
-  equation = np.repeat(np.arange(len(program.eqns)), np.diff(program.slot_start))[order]
+  equation = program.readers[order]
 
   def readers(value: int) -> list[int]:
     lo, hi = np.searchsorted(values, [value, value + 1])

@@ -92,16 +92,19 @@ def effort(program: Program) -> int:
   return _EFFORT * (len(program.slots) + _LEAST_EFFORT)
 
 
-def _runs(order: np.ndarray, groups: list[np.ndarray], min_trip_count: int) -> list[Run]:
-  """Where members of one group now follow one another."""
+def placed(order: np.ndarray, groups: list[np.ndarray]) -> list[np.ndarray]:
+  """Per group, where its equations stand in another order: of those members that stand there in one piece."""
   place = np.empty(len(order), np.int64)
   place[order] = np.arange(len(order))
+  return [at[(np.diff(at, axis=1) == 1).all(axis=1)] for at in (place[group] for group in groups)]
+
+
+def _runs(order: np.ndarray, groups: list[np.ndarray], min_trip_count: int) -> list[Run]:
+  """Where members of one group now follow one another."""
   runs = []
-  for group in groups:
-    at = place[group]
-    width = group.shape[1]
-    whole = (np.diff(at, axis=1) == 1).all(axis=1)
-    starts = np.sort(at[whole, 0])
+  for at in placed(order, groups):
+    width = at.shape[1]
+    starts = np.sort(at[:, 0])
     breaks = np.flatnonzero(np.diff(starts) != width) + 1
     for some in np.split(starts, breaks):
       if len(some) >= min_trip_count:
@@ -112,12 +115,10 @@ def _runs(order: np.ndarray, groups: list[np.ndarray], min_trip_count: int) -> l
 def arranged(program: Program, groups: list[np.ndarray], is_whole: list[bool]) -> np.ndarray | None:
   """An order that respects dependencies and effects, with members of groups together where that can be."""
   n = len(program.eqns)
-  maker = np.repeat(np.arange(n), np.diff(program.out_start))
-  reader = np.repeat(np.arange(n), np.diff(program.slot_start))
   inner = program.slots >= 0
   fixed = np.flatnonzero(program.fingerprints < 0)
-  before = np.concatenate([maker[program.slots[inner]], fixed[:-1]])
-  after = np.concatenate([reader[inner], fixed[1:]])
+  before = np.concatenate([program.makers[program.slots[inner]], fixed[:-1]])
+  after = np.concatenate([program.readers[inner], fixed[1:]])
   # Nodes: each iteration of a group, and a roll as a whole; then equations by themselves.
   flags = itertools.chain(is_whole, itertools.repeat(False))
   units = [(k, unit.ravel()) for k, (group, whole) in enumerate(zip(groups, flags))

@@ -15,10 +15,10 @@ import numpy as np
 
 from jaxroll import compat
 from jaxroll.options import RollOptions
-from jaxroll.order import arranged, effort
+from jaxroll.order import arranged, effort, placed
 from jaxroll.program import Program, reordered
 from jaxroll.report import RollRecord
-from jaxroll.rewrite import CALLS
+from jaxroll.rewrite import CALLS, is_weak, name_dropped, strong
 from jaxroll.scatter import Growth
 from jaxroll.work import equation_work
 
@@ -69,10 +69,7 @@ def outline(program: Program, options: RollOptions, strategy: str, platform: str
   if order is None:
     return None
   program = reordered(program, order)
-  place = np.empty(len(order), np.int64)
-  place[order] = np.arange(len(order))
-  rows = [at[(np.diff(at, axis=1) == 1).all(axis=1)] for at in (place[g] for g in groups)]
-  rows = [at for at in rows if len(at) >= options.min_trip_count]
+  rows = [at for at in placed(order, groups) if len(at) >= options.min_trip_count]
   calls: dict[int, tuple] = {}  # by the place of a member: its call and how many equations that stands for
   records = []
   unit = np.full(len(order), -1)
@@ -109,9 +106,8 @@ def _block(program: Program, at: np.ndarray, unit: np.ndarray) -> _Block | None:
   operands = _operands(program, at)
   if operands is None:
     return None
-  maker = np.repeat(np.arange(len(unit)), np.diff(program.out_start))
-  made = [maker[[v for v in values if v >= 0]] for values in operands]
-  results, is_read_between = _results(program, at, unit, maker)
+  made = [program.makers[[v for v in values if v >= 0]] for values in operands]
+  results, is_read_between = _results(program, at, unit)
   return _Block(
       places=tuple(at[:, 0].tolist()), period=at.shape[1], operands=tuple(map(tuple, operands.values())),
       is_fenced=tuple(bool((unit[m] < 0).any()) for m in made), results=results, is_read_between=is_read_between)
@@ -141,16 +137,16 @@ def _operands(program: Program, at: np.ndarray) -> dict[tuple[int, ...], list[tu
   return operands
 
 
-def _results(program: Program, at: np.ndarray, unit: np.ndarray, maker: np.ndarray):
+def _results(program: Program, at: np.ndarray, unit: np.ndarray):
   """The results read outside of members, counted from a member's first; which are read before the next block."""
   places, period = at[:, 0], at.shape[1]
   first = program.out_start[places]
   members = first[:, None] + np.arange(int(program.out_start[places[0] + period] - first[0]))
-  reader = np.repeat(np.arange(len(unit)), np.diff(program.slot_start))
   inner = program.slots >= 0
-  read, reader = program.slots[inner], reader[inner]
-  leaves, first_between = np.zeros(len(maker), bool), np.full(len(maker), len(unit))
-  leaves[read[unit[reader] != unit[maker[read]]]] = True
+  read, reader = program.slots[inner], program.readers[inner]
+  values = len(program.makers)
+  leaves, first_between = np.zeros(values, bool), np.full(values, len(unit))
+  leaves[read[unit[reader] != unit[program.makers[read]]]] = True
   leaves[[r for r in program.results if r >= 0]] = True
   np.minimum.at(first_between, read[unit[reader] < 0], reader[unit[reader] < 0])
   # What is only read after the next block started is a residual, which XLA may make anew where it is read.
@@ -170,17 +166,14 @@ def _call(program: Program, block: _Block, strategy: str, platform: str | None, 
   arguments = compat.fresh_vars(avals)
   of_place = {place: v for places, v in zip(block.operands, arguments) for place in places}
   first = int(program.out_start[start])
-  named = {}
-  for r in block.results:
-    if type(program.out_vars[first + r]) is compat.DropVar:
-      named[r], = compat.fresh_vars([program.out_vars[first + r].aval])
-  body, at = [], 0
+  named = name_dropped(program, [first + r for r in block.results])
+  body, at = [], first
   for j, eqn in enumerate(eqns):
     read = [of_place.get((j, n), atom) for n, atom in enumerate(eqn.invars)]
     outs = [named.get(at + i, v) for i, v in enumerate(eqn.outvars)]
     body.append(eqn.replace(invars=read, outvars=outs))
     at += len(eqn.outvars)
-  wanted = [named.get(r, program.out_vars[first + r]) for r in block.results]
+  wanted = [named.get(first + r, program.out_vars[first + r]) for r in block.results]
   closed = prepare(compat.close(compat.open_jaxpr(program.jaxpr, arguments, wanted, body)))
 
   def fenced(values, which):
@@ -206,9 +199,9 @@ def _arguments(block: _Block, eqns) -> list:
 
 def _of_type(x, aval):
   """`x` weakly typed if and only if `aval` is."""
-  if bool(getattr(jax.typeof(x), "weak_type", False)) == bool(getattr(aval, "weak_type", False)):
-    return x
-  return compat.as_weak(x) if aval.weak_type else jax.lax.convert_element_type(x, x.dtype)
+  if not aval.weak_type:
+    return strong(x)
+  return x if is_weak(x) else compat.as_weak(x)
 
 
 def _placed(program: Program, block: _Block, start: int, call):

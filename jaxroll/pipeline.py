@@ -163,7 +163,7 @@ class _Pass:
       rolls, refused = find_rolls(program, self.options)
     gathers = self.options.strategy == "auto" and self.platform == "cpu" and not self.several_devices
     if gathers and draws.how_many(program) >= self.options.min_trip_count:
-      plan = self._chosen(program, rolls, refused)[1]
+      plan, _, _ = self._chosen(program, rolls)
       with self.stage("find"):
         gathered = draws.gather(program, cost.unscanned(program, plan), self.options.min_trip_count)
         if gathered is not None:
@@ -173,8 +173,8 @@ class _Pass:
       with self.stage("order"):
         program, rolls, refused, is_apart = regroup(
             program, rolls, refused, self.options, cost.min_saved(self.options))
-    program, plan, reasons, refused = self._chosen(program, rolls, refused)
-    self.refusals += [cost.located(program, r) for r in refused]
+    plan, reasons, too_dear = self._chosen(program, rolls)
+    self.refusals += [cost.located(program, r) for r in (*refused, *too_dear)]
     rolled = closed if plan is None else self._evaluated(closed, program, plan, reasons, depth, place)
     return self._outlined(rolled, program if plan is None else None, depth) if is_apart else rolled
 
@@ -198,22 +198,24 @@ class _Pass:
       strategy = "fence"
     with self.stage("order"):
       program = program or analyze(closed, self.fingerprinter)
-      prepare = functools.partial(for_cpu, inlined=strategy == "fence") if self.platform == "cpu" else lambda body: body
+      prepare = functools.partial(self._prepared, strategy=strategy)
       found = outline(program, self.options, strategy, self.platform, prepare)
     if found is None:
       return closed
     self.records += [dataclasses.replace(record, depth=depth) for record in found[1]]
     return found[0]
 
-  def _chosen(self, program, rolls, refused):
+  def _chosen(self, program, rolls):
     with self.stage("choose"):
-      plan, reasons, too_dear = cost.choose(program, rolls, self.options, self.platform, self.several_devices)
-    return program, plan, reasons, [*refused, *too_dear]
+      return cost.choose(program, rolls, self.options, self.platform, self.several_devices)
 
   def _body(self, program, plan, loop):
-    body = loop_body(program, plan, loop)
-    if self.platform == "cpu" and loop.strategy in ("scan", "call", "fence") and not self.several_devices:
-      return for_cpu(body, inlined=loop.strategy == "fence")
+    return self._prepared(loop_body(program, plan, loop), loop.strategy)
+
+  def _prepared(self, body, strategy: str):
+    """A body in the form that suits where and how it will run."""
+    if self.platform == "cpu" and strategy in ("scan", "call", "fence") and not self.several_devices:
+      return for_cpu(body, inlined=strategy == "fence")
     return body
 
   def spell_out(self, closed, *, fenced: bool = True):

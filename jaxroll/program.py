@@ -97,6 +97,16 @@ class Program:
     """The jaxpr's constants by their variables."""
     return dict(zip(self.jaxpr.constvars, self.closed.consts))
 
+  @functools.cached_property
+  def makers(self) -> np.ndarray:
+    """int64, per result the equation that makes it."""
+    return np.repeat(np.arange(len(self.eqns)), np.diff(self.out_start))
+
+  @functools.cached_property
+  def readers(self) -> np.ndarray:
+    """int64, per slot the equation that reads it."""
+    return np.repeat(np.arange(len(self.eqns)), np.diff(self.slot_start))
+
   def maker(self, value: int) -> int | None:
     """The equation that makes a value; None for one from outside."""
     return int(np.searchsorted(self.out_start, value, "right")) - 1 if value >= 0 else None

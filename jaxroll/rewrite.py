@@ -54,7 +54,7 @@ def loop_body(program: Program, schedule: Schedule, loop: Loop):
   arguments = compat.fresh_vars([a.update(weak_type=False) if a.weak_type else a for a in avals])
   of_input = dict(zip(loop.inputs, arguments))
   wanted = [*(c.result for c in loop.chains), *loop.lasts, *loop.ys]
-  named = _name_dropped(program, [roll.value(0, q) for q in wanted])
+  named = name_dropped(program, [roll.value(0, q) for q in wanted])
   eqns = equations(program, loop.remade, of_input)
   for j in loop.offsets:
     eqns += _body_equations(program, roll, j, of_input, named)
@@ -73,7 +73,7 @@ def _input_aval(program: Program, roll, source):
   return program.aval(source.values[0]) or compat.ShapedArray((), np.dtype(np.int32))
 
 
-def _name_dropped(program: Program, values) -> dict[int, Any]:
+def name_dropped(program: Program, values) -> dict[int, Any]:
   """Variables for results that the original program drops."""
   dropped = [v for v in values if type(program.out_vars[v]) is compat.DropVar]
   return dict(zip(dropped, compat.fresh_vars([program.out_vars[v].aval for v in dropped]))) if dropped else {}
@@ -144,18 +144,18 @@ class _Evaluation:
     x, aval = self.read(value), self.program.aval(value)
     if not hasattr(x, "dtype"):
       return jnp.asarray(x, np.int32 if aval is None else aval.dtype)
-    return _strong(x)
+    return strong(x)
 
   def result(self, value: int, atom) -> Any:
     if type(atom) is compat.Literal:
       return atom.val
     x = self.read(value)
-    return compat.as_weak(x) if getattr(atom.aval, "weak_type", False) and not _weak(x) else x
+    return compat.as_weak(x) if getattr(atom.aval, "weak_type", False) and not is_weak(x) else x
 
   def equations(self, step: tuple[int, ...]) -> None:
     program = self.program
     outs = [v for e in step for v in range(program.out_start[e], program.out_start[e + 1])]
-    named = _name_dropped(program, [v for v in outs if v in self.schedule.needed])
+    named = name_dropped(program, [v for v in outs if v in self.schedule.needed])
     eqns = [program.eqns[e] for e in step]
     if named:
       eqns = [
@@ -228,7 +228,7 @@ class _Evaluation:
     key = id(body), strategy
     if key not in self.functions:
       def call(*args):
-        return [_strong(o) for o in jax.core.eval_jaxpr(body.jaxpr, body.consts, *args)]
+        return [strong(o) for o in jax.core.eval_jaxpr(body.jaxpr, body.consts, *args)]
 
       call.__name__ = strategy + "_body"
       self.functions[key] = compat.out_of_line(call) if strategy == "call" else jax.jit(call)
@@ -297,7 +297,7 @@ class _Evaluation:
         return x[i] if indexed[i] is None else indexed[i](x[i])
       outs = jax.core.eval_jaxpr(
           body.jaxpr, body.consts, *[argument(i, s) for i, s in zip(loop.inputs, order)])
-      outs = [_strong(o) for o in outs]
+      outs = [strong(o) for o in outs]
       started = [registers[c][r - 1] for c, r in (loop.registers[i] for i in loop.carried_ys)]
       moved = [[new, *old[:-1]] for new, old in zip(outs, registers)]
       return (moved, outs[n_chains : n_chains + n_lasts]), (outs[n_chains + n_lasts :], started)
@@ -443,12 +443,14 @@ def constant_xs(program: Program, values) -> np.ndarray | None:
   return np.stack(arrays)
 
 
-def _weak(x) -> bool:
+def is_weak(x) -> bool:
+  """Whether an array is weakly typed."""
   return bool(getattr(jax.typeof(x), "weak_type", False))
 
 
-def _strong(x):
-  return lax.convert_element_type(x, x.dtype) if _weak(x) else x
+def strong(x):
+  """The array, not weakly typed."""
+  return lax.convert_element_type(x, x.dtype) if is_weak(x) else x
 
 
 @functools.partial(jax.jit, static_argnums=1)

@@ -64,8 +64,7 @@ class Growth:
     self.draws_memo: dict = {}
     self.random_memo: dict = {}
     n = len(program.eqns)
-    self.maker = np.repeat(np.arange(n), np.diff(program.out_start))
-    self.reader = np.repeat(np.arange(n), np.diff(program.slot_start))
+    self.maker, self.reader = program.makers, program.readers
     inner = np.flatnonzero(program.slots >= 0)
     self.reading = inner[np.argsort(program.slots[inner], kind="stable")]  # slots, by the value they read
     self.first_reading = np.searchsorted(program.slots[self.reading], np.arange(len(self.maker) + 1))
