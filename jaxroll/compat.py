@@ -118,11 +118,12 @@ def fresh_vars(avals) -> list[Var]:
 
 def splice(eqn: JaxprEqn, fun) -> list[JaxprEqn]:
   """Equations that compute `fun(operands)` from the operands of `eqn`, and give its results' variables."""
-  traced = jax.make_jaxpr(fun)([v.aval for v in eqn.invars]).jaxpr
+  with eqn.ctx.manager:  # and not its context in place of theirs, which may mark a fence
+    traced = jax.make_jaxpr(fun)([v.aval for v in eqn.invars]).jaxpr
   rename = {**dict(zip(traced.invars, eqn.invars)), **dict(zip(traced.outvars, eqn.outvars))}
   return [
       t.replace(invars=[a if type(a) is Literal else rename.get(a, a) for a in t.invars],
-                outvars=[rename.get(v, v) for v in t.outvars], source_info=eqn.source_info, ctx=eqn.ctx)
+                outvars=[rename.get(v, v) for v in t.outvars], source_info=eqn.source_info)
       for t in traced.eqns]
 
 

@@ -270,7 +270,9 @@ class _Evaluation:
       start = source.starts[trip]
       array = self.array(source.value)
       at = hidden.get(("start", start))
-      return lax.slice_in_dim(array, start, start + 1) if at is None else lax.dynamic_slice_in_dim(array, at, 1)
+      if at is None:
+        return lax.slice_in_dim(array, start, start + 1)
+      return lax.dynamic_slice_in_dim(array, at, 1, allow_negative_indices=False)
     value = source.values[trip]
     return hidden[value] if value in hidden else self.array(value)
 
@@ -349,7 +351,10 @@ class _Evaluation:
     def run(carry, xs):
       outs = batch_body(closed.consts, jax.tree.leaves((carry, xs)))
       carry, (ys, started) = jax.tree.unflatten(jax.tree.structure(shapes), outs)
-      return carry, (compat.fence(ys, self.platform), started)  # or each reader would make its part of them anew
+      # A fence, or each reader would make its part of them anew; a key's derivation has its own.
+      is_key = [jax.dtypes.issubdtype(y.dtype, jax.dtypes.prng_key) for y in ys]
+      fenced = iter(compat.fence([y for y, k in zip(ys, is_key) if not k], self.platform))
+      return carry, ([y if k else next(fenced) for y, k in zip(ys, is_key)], started)
 
     return run
 
@@ -382,11 +387,12 @@ class _Evaluation:
     if isinstance(part, Part):
       array = self.stacks[part.loop, part.result]
       indices = np.arange(part.count, dtype=np.int32) * np.int32(part.step) + np.int32(part.first)
-      return self.sequence(indices), lambda k: lax.dynamic_index_in_dim(array, k, 0, keepdims=False)
+      return self.sequence(indices), lambda k: _element(array, k)
     array = self.array(part.value)
     size = array.shape[part.axis] // part.available
     return (self.sequence(np.asarray(part.indices, np.int32) * np.int32(size)),
-            lambda k: _reshaped(lax.dynamic_slice_in_dim(array, k, size, part.axis), part.shape))
+            lambda k: _reshaped(
+                lax.dynamic_slice_in_dim(array, k, size, part.axis, allow_negative_indices=False), part.shape))
 
   def sequence(self, constants: np.ndarray):
     """The constants; computed, if they are integers in even steps."""
@@ -407,8 +413,8 @@ class _Evaluation:
     if len(parts) == 1 and isinstance(parts[0], Part):
       return self.part(parts[0])
     if len(parts) == 1 and isinstance(parts[0], Woven):
-      columns = _stack([self.part(p) for p in parts[0].parts], self.platform)
-      return lax.collapse(jnp.swapaxes(columns, 0, 1), 0, 2)
+      # Along axis 1: where the columns are slices of one array, XLA sees that it need not be put together.
+      return lax.collapse(lax.concatenate([lax.expand_dims(self.part(p), (1,)) for p in parts[0].parts], 1), 0, 2)
     if all(isinstance(p, One) for p in parts):
       return _stack([self.array(p.value) for p in parts], self.platform)
     pieces = [
@@ -471,10 +477,14 @@ def _unstack(stacked, indices, platform):
   # Slices and their readers that are equal but for the slice's offset would be as many different kernels to
   # compile: behind the fence XLA does not know the offsets.
   stacked, *at = compat.fence([stacked, *map(np.int32, indices)], platform)
-  return [lax.dynamic_index_in_dim(stacked, i, 0, keepdims=False) for i in at]
+  return [_element(stacked, i) for i in at]
 
 
 _unstack.__wrapped__.__name__ = "unstack"
+
+
+def _element(array, index):
+  return lax.dynamic_index_in_dim(array, index, 0, keepdims=False, allow_negative_indices=False)
 
 
 def _slices(array, starts: tuple[int, ...]):

@@ -51,7 +51,7 @@ def _split_slice(params):
 
 def _apply_slice(operands, starts, params):
   (sizes, strides), _ = _split_slice(params)
-  out = lax.dynamic_slice(operands[0], starts, sizes)
+  out = lax.dynamic_slice(operands[0], starts, sizes, allow_negative_indices=False)
   if any(s != 1 for s in strides):
     out = lax.slice(out, (0,) * len(sizes), sizes, strides)
   return [out]
@@ -68,7 +68,7 @@ def _apply_pad(operands, starts, params):
   operand, fill = operands
   spread = lax.pad(operand, fill, [(0, 0, gap) for _, _, gap in params["padding_config"]])
   shape = [n + low + high for n, (low, high, _) in zip(spread.shape, params["padding_config"])]
-  return [lax.dynamic_update_slice(lax.broadcast(fill, shape), spread, starts)]
+  return [lax.dynamic_update_slice(lax.broadcast(fill, shape), spread, starts, allow_negative_indices=False)]
 
 
 STATIC_OPERANDS = {

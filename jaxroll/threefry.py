@@ -34,19 +34,19 @@ def spell_out(closed, mode: str, platform: str | None, *, fenced: bool = True):
       draws from XLA's own generator: the bits are others.
     platform: where the program will run.
     fenced: whether to put fences around each draw, as is best where there are many or where their bits are read
-      more than once.
+      more than once. The hash of a key's derivation gets one in any case, or each reader would compute its own.
   """
   if mode == "keep" or (mode == "auto" and platform != "cpu"):
     return closed, 0
-  speller = _Speller(mode, (lambda values: compat.fence(values, platform)) if fenced else lambda values: values)
+  speller = _Speller(mode, lambda values: compat.fence(values, platform), fenced)
   return speller.walk(closed), speller.count
 
 
 class _Speller:
   """One walk over a jaxpr and those within it."""
 
-  def __init__(self, mode: str, fence):
-    self.mode, self.fence, self.count = mode, fence, 0
+  def __init__(self, mode: str, fence, fenced: bool):
+    self.mode, self.fence, self.fenced, self.count = mode, fence, fenced, 0
     self.memo: dict = {}  # by id of a jaxpr; holds both, so that ids stay theirs
     self.shared: dict = {}  # one jitted function per kind of draw, which lowering emits once
 
@@ -88,35 +88,36 @@ class _Speller:
     """The shared function of a list of operands."""
     found = self.shared.get(key)
     if found is None:
-      fence = self.fence  # and not `self`, which holds this function
+      around = self.fence if self.fenced else list  # and not `self`, which holds this function
+      after_hash = self.fence if key[0] in ("random_split", "random_fold_in") else list
 
       def draw(operands):
-        outs = raw(*fence(operands))
-        return fence(list(outs) if isinstance(outs, (tuple, list)) else [outs])
+        outs = raw(*around(operands))
+        return around(outs if isinstance(outs, (tuple, list)) else [outs])
 
       draw.__name__ = key[0]
-      found = self.shared[key] = jax.jit(draw if self.mode == "rbg" else _spelled(draw))
+      found = self.shared[key] = jax.jit(draw if self.mode == "rbg" else _spelled(draw, after_hash))
     return found
 
 
-def _spelled(draw):
+def _spelled(draw, after_hash):
   def spelled(operands):
     closed = jax.make_jaxpr(draw)(operands)
-    return jax.core.eval_jaxpr(_spell_rounds(closed).jaxpr, closed.consts, *operands)
+    return jax.core.eval_jaxpr(_spell_rounds(closed, after_hash).jaxpr, closed.consts, *operands)
 
   spelled.__name__ = draw.__name__
   return spelled
 
 
-def _spell_rounds(closed):
-  """The closed jaxpr of one draw with straight-line rounds."""
+def _spell_rounds(closed, after_hash):
+  """The closed jaxpr of one draw with straight-line rounds, and what `after_hash` makes of their results."""
   def spell(eqn):
     name = eqn.primitive.name
     if name == "threefry2x32":
-      return compat.splice(eqn, lambda operands: threefry(*operands))
+      return compat.splice(eqn, lambda operands: after_hash(threefry(*operands)))
     if name == "iota_2x32_shape" and math.prod(eqn.params["shape"]) < 1 << 32:
       return compat.splice(eqn, lambda _: _counts(eqn.params["shape"]))
-    return [map_nested(eqn, _spell_rounds)] if name == "jit" else None
+    return [map_nested(eqn, lambda jaxpr: _spell_rounds(jaxpr, after_hash))] if name == "jit" else None
 
   return map_equations(closed, spell)
 

@@ -128,6 +128,13 @@ def test_where_and_what_is_rewritten():
   assert spell_out(closed, "rbg", "gpu")[1] == 1
 
 
+def test_a_derivation_keeps_its_fence_in_the_lowered_program():
+  closed, _ = spell_out(jax.make_jaxpr(jax.random.split)(jax.random.key(0)), "auto", "cpu", fenced=False)
+  keys = lambda key: jax.random.key_data(*jax.core.eval_jaxpr(closed.jaxpr, closed.consts, key))
+  text = jax.jit(keys).lower(jax.random.key(0)).as_text()
+  assert text.count('inlineable = "false"') + text.count("stablehlo.optimization_barrier") == 1
+
+
 def test_rbg_draws_another_stream():
   def draw(key):
     return jax.random.uniform(key, (20_000,)), jax.random.uniform(jax.random.split(key)[0], (20_000,))
