@@ -112,6 +112,7 @@ class _Evaluation:
     self.outer = dict(zip(program.jaxpr.constvars, program.closed.consts))
     self.outer.update(zip(program.jaxpr.invars, args))
     self.made: dict[int, Any] = {}  # by resolved value
+    self.fenced: set[int] = set()  # those of the made that are read from behind a fence
     self.stacks: dict[tuple[int, int], Any] = {}  # (loop, body result) -> ys
     self.stacked: dict[Any, Any] = {}  # parts or slices -> xs, shared between loops
 
@@ -217,11 +218,23 @@ class _Evaluation:
     carried = [q for q in loop.ys if q in loop.carried and q not in loop.unfenced]
     hides = loop.strategy == "fence" and self.platform == "cpu" and self.schedule.hides_constants
     hidden = self.hidden(loop) if hides else {}
+    if loop.strategy == "fence":
+      # What the first iteration starts from, too, or its kernels are fused with what makes that, and are others.
+      self.fence([v for s in (roll.inputs[i] for i in loop.inputs) if isinstance(s, Carry) and s.result in carried
+                  for v in s.inits if self.program.is_computed(v)])
     for trip in range(roll.trips):
-      outs = dict(zip(loop.ys, call(*[self.argument(loop, roll.inputs[i], trip, hidden) for i in loop.inputs])))
-      if loop.strategy == "fence" and carried:
-        outs.update(zip(carried, compat.fence([outs[q] for q in carried], self.platform)))
-      self.made.update((roll.value(trip, q), value) for q, value in outs.items())
+      outs = call(*[self.argument(loop, roll.inputs[i], trip, hidden) for i in loop.inputs])
+      self.made.update((roll.value(trip, q), value) for q, value in zip(loop.ys, outs))
+      if loop.strategy == "fence":
+        self.fence([roll.value(trip, q) for q in carried])
+
+  def fence(self, values: list[int]) -> None:
+    """Puts values that have been made behind a fence, once."""
+    values = [v for v in dict.fromkeys(map(self.schedule.values.resolve, values))
+              if v in self.made and v not in self.fenced]
+    if values:
+      self.made.update(zip(values, compat.fence([self.made[v] for v in values], self.platform)))
+      self.fenced.update(values)
 
   def function(self, strategy: str, body) -> Callable:
     """The body as a function that JAX calls, not evaluates."""

@@ -54,6 +54,17 @@ def test_compile_calls_where_that_is_known_to_pay():
   assert set(found) == {"call" if CALLS_ARE_SHARED else "fence"}
 
 
+def fences(fun):
+  closed, _ = roll_jaxpr(jax.make_jaxpr(fun)(WS, X), RollOptions(strategy="fence"))
+  return sum(e.primitive.name == "optimization_barrier" or e.params.get("name") == "fence" for e in closed.jaxpr.eqns)
+
+
+def test_a_computed_start_is_fenced_like_what_every_iteration_gives():
+  assert fences(loss) == 6
+  assert fences(lambda ws, x: loss(ws, jnp.sin(x))) == 7
+  assert fences(lambda ws, x: loss(ws, jnp.ones_like(x))) == 6, "a constant start is for XLA to fold"
+
+
 def test_what_differs_between_fenced_iterations_is_no_constant_to_xla():
   def fun(w, xs):
     x = jnp.zeros((8, 64))
