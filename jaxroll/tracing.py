@@ -40,6 +40,8 @@ def trace_of_jit(fun: Callable, args: tuple, kwargs: dict) -> Traced:
   dynamic = {k: arg for k, arg in kwargs.items() if _all_traced(arg)}
   if len(dynamic) < len(kwargs):
     fun = functools.partial(fun, **{k: arg for k, arg in kwargs.items() if k not in dynamic})
+  if not all([_equals_itself(args[i]) for i in static]):  # traces are looked up by ==, calls by identity first
+    fun, args, static = _bound(fun, args, static), tuple([arg for i, arg in enumerate(args) if i not in static]), ()
   quiet = contextlib.nullcontext()
   if jax.config.jax_explain_cache_misses:  # JAX has explained this miss: of the `jax.jit` around
     fun, quiet = _explaining(fun), jax.explain_cache_misses(False)
@@ -58,6 +60,27 @@ def _explaining(fun: Callable) -> Callable:
       return fun(*args, **kwargs)
 
   return explaining
+
+
+def _bound(fun: Callable, args: tuple, static: tuple[int, ...]) -> Callable:
+  """`fun` as a function of what is not static among its positional arguments."""
+  statics = [(i, args[i]) for i in static]
+
+  def bound(*dynamic, **kwargs):
+    args = list(dynamic)
+    for i, arg in statics:
+      args.insert(i, arg)
+    return fun(*args, **kwargs)
+
+  bound.__name__ = getattr(fun, "__name__", "bound")
+  return bound
+
+
+def _equals_itself(arg) -> bool:
+  try:
+    return bool(arg == arg)
+  except Exception:
+    return False
 
 
 def _all_traced(tree) -> bool:

@@ -4,6 +4,7 @@ import copy
 import functools
 import gc
 import inspect
+import itertools
 import os
 import pathlib
 import pickle
@@ -23,6 +24,7 @@ import jaxroll
 from jaxroll import RollOptions, enabled, explain, roll_jit
 
 X = np.ones(4, np.float32)
+NUMBERS = itertools.count()
 FORCED = RollOptions(strategy="scan", min_trip_count=2, min_body_eqns=1)
 MESH = jax.make_mesh((1,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
 SPLIT = jax.NamedSharding(MESH, jax.P("i"))
@@ -56,6 +58,15 @@ class Unhashable(Add):
   __hash__ = None
 
 
+class Incomparable:
+  def __init__(self):
+    self.a = np.arange(3)
+  def __hash__(self):
+    return 1
+  def __eq__(self, other):
+    return self.a == other.a  # an array, which has no truth value
+
+
 class WithoutWeakReferences:
   __slots__ = ()
   def __call__(self, x):
@@ -86,6 +97,26 @@ FUNCTIONS = (
 
 def static_name_unhashable(jit):
   return jit(add, static_argnames="n")(X, n=[1])
+
+
+def under_new_name(f):
+  f.__name__ = f"f{next(NUMBERS)}"  # by which JAX's caches know it from the same one of another case
+  return f
+
+
+def static_incomparable(jit):
+  calls = []
+  def f(a, x, b, y):
+    calls.append(None)
+    return x * a.a[1] + y * b.a[2]
+  f, c = jit(under_new_name(f), static_argnums=(0, 2)), Incomparable()
+  return f(c, X, c, X), f(c, X, b=c, y=X), f._cache_size(), len(calls)
+
+
+def statics_compared(jit):
+  f = jit(under_new_name(lambda x, c: x), static_argnums=1)
+  f(X, Incomparable())
+  return f(X, Incomparable())
 
 
 def donated_buffer_is_gone(jit):
@@ -283,8 +314,9 @@ def serialized(jit):
 
 
 CASES = [
-    static_name_unhashable, donated_buffer_is_gone, unused_arguments, inlined, options_of_nested, names, reprs,
-    attributes, pickled, copied, cache_sizes, traces_of_one_function, traces_of_equal_functions, traces_of_methods,
+    static_name_unhashable, static_incomparable, statics_compared, donated_buffer_is_gone, unused_arguments, inlined,
+    options_of_nested, names, reprs, attributes, pickled, copied, cache_sizes, traces_of_one_function,
+    traces_of_equal_functions, traces_of_methods,
     functions_are_collected, captured_arrays_are_freed_at_once, called_directly_without_jit, called_anew_without_jit,
     named_partial, refused_retrace, leak_checked, leaked_tracer, nan_found,
     reference_argument, references_alias, ahead_of_time, serialized,
