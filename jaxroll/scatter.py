@@ -23,6 +23,7 @@ from jaxroll.repeats import _mix
 from jaxroll.work import draws_random_bits
 
 _DEPTHS = (3, 1, 0)  # seeds are equations with equal surroundings, first wider, then narrower ones
+_BIG_BODY = 40  # equations: such a body has some that far from its border
 _READERS = 3  # of one value, that growth looks at
 _ALREADY_READ = frozenset({  # what takes arrays apart, which a loop does as well or better by itself
     "slice", "dynamic_slice", "gather", "squeeze", "split", "unstack", "reshape", "random_split", "random_unwrap",
@@ -45,6 +46,7 @@ class Growth:
     min_saved: the fewest equations, nested ones counted, that a group must save.
     budget: how many operand and reader edges to look at, all members together.
     together: whether the members of a group must be such that they can all be put in one place.
+    least_body: how many equations a group's members have at least; big ones are found from fewer seeds.
     left_out: equations that are to be in no group.
 
   `groups` holds what was found, first the rolls with what joined them; `is_whole` says for each of these
@@ -53,10 +55,11 @@ class Growth:
   """
 
   def __init__(self, program: Program, rolls: list[Roll], options: RollOptions, min_saved: int, budget: int,
-               together: bool = True, left_out: frozenset[int] = frozenset()):
+               together: bool = True, least_body: int = 1, left_out: frozenset[int] = frozenset()):
     self.program = program
     self.options = options
     self.together, self.is_apart = together, False
+    self.depths = _DEPTHS if least_body < _BIG_BODY else _DEPTHS[:1]
     self.min_trip_count, self.min_body_eqns = options.min_trip_count, options.min_body_eqns
     self.min_saved = min_saved
     self.budget = budget
@@ -137,7 +140,7 @@ class Growth:
 
   def _grow(self) -> None:
     """Grows groups from seeds with the widest equal surroundings; from more seeds where that makes more of it."""
-    alike = [self._alike(self._colors(depth)) for depth in _DEPTHS]
+    alike = [self._alike(self._colors(depth)) for depth in self.depths]
     for level, (kind, seeds) in enumerate(alike):
       tried = np.zeros(len(self.free), bool)
       weight = [len(some) * int(self.program.sizes[some[0]]) for some in seeds]
