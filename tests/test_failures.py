@@ -1,5 +1,6 @@
 """What goes wrong under `roll_jit` goes wrong as under `jax.jit`, and leaves nothing behind."""
 
+import gc
 import sys
 import threading
 import traceback
@@ -11,7 +12,7 @@ import pytest
 from jax import lax
 
 import jaxroll.pipeline
-from jaxroll import RollOptions, collect_reports, roll_jit
+from jaxroll import RollOptions, collect_reports, roll_jaxpr, roll_jit
 from programs import chain, weights
 
 WS = weights(6, 4, 4)
@@ -128,3 +129,18 @@ def test_100000_equations():
   with jax.enable_checks(False), collect_reports() as reports:
     traced = roll_jit(f).trace(1.)
   assert reports[0].eqns_before == 100_000 and not reports[0].error and traced.out_info.shape == ()
+
+
+@pytest.mark.parametrize("is_on", [True, False])
+def test_garbage_collection_is_as_before(is_on, monkeypatch):
+  fun = lambda x: sum(jnp.sin(x) * i for i in range(9))
+  seen = []
+  monkeypatch.setattr(jaxroll.pipeline, "find_rolls", lambda *args: seen.append(gc.isenabled()) or 1 / 0)
+  if not is_on:
+    gc.disable()
+  try:
+    with pytest.raises(ZeroDivisionError):
+      roll_jaxpr(jax.make_jaxpr(fun)(jnp.ones(3)), RollOptions(strict=True))
+    assert gc.isenabled() is is_on and seen == [False]
+  finally:
+    gc.enable()
