@@ -30,6 +30,7 @@ class Work:
     kernels: equations that end a fusion, such as products, reductions, loops.
     convolutions: convolutions among them.
     draws: calls of a random-number generator.
+    shifts: equations that fuse and write an element elsewhere than they read it.
   """
 
   flops: float = 0
@@ -37,10 +38,11 @@ class Work:
   kernels: float = 0
   convolutions: float = 0
   draws: float = 0
+  shifts: float = 0
 
   def __add__(self, other: Work) -> Work:
     return Work(self.flops + other.flops, self.bytes + other.bytes, self.kernels + other.kernels,
-                self.convolutions + other.convolutions, self.draws + other.draws)
+                self.convolutions + other.convolutions, self.draws + other.draws, self.shifts + other.shifts)
 
   def __mul__(self, times: float) -> Work:
     return Work(*(a * times for a in dataclasses.astuple(self)))
@@ -54,7 +56,7 @@ def equation_work(eqn, memo: dict | None = None) -> Work:
   >>> import jax, jax.numpy as jnp
   >>> closed = jax.make_jaxpr(jnp.dot)(jnp.ones((2, 3)), jnp.ones((3, 4)))
   >>> equation_work(closed.eqns[0])
-  Work(flops=48, bytes=32, kernels=1, convolutions=0, draws=0)
+  Work(flops=48, bytes=32, kernels=1, convolutions=0, draws=0, shifts=0)
   """
   memo = {} if memo is None else memo
   name, params = eqn.primitive.name, eqn.params
@@ -75,9 +77,10 @@ def equation_work(eqn, memo: dict | None = None) -> Work:
     kernel = eqn.invars[1].aval.shape
     per_output = math.prod(kernel) // max(kernel[params["dimension_numbers"].rhs_spec[0]], 1)
     return Work(2 * size * per_output, results, 1, 1)
-  return Work(size, results, 0 if name in FUSIBLE else 1, draws=name in GENERATORS)
+  return Work(size, results, 0 if name in FUSIBLE else 1, draws=name in GENERATORS, shifts=name in _SHIFTING)
 
 
+_SHIFTING = frozenset({"concatenate", "pad", "rev", "transpose"})
 _TRANSPARENT = frozenset({"checkpoint", "remat2", "closed_call"})
 # Their jaxprs combine two numbers and say nothing of the size of the work.
 _COMBINING = frozenset({"scatter", "scatter-add", "scatter_add", "reduce", "reduce_window", "sort"})

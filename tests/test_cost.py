@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax import lax
 
 from jaxroll import RollOptions, explain, roll_jit
@@ -37,10 +38,24 @@ def test_layers_with_weights_of_their_own_are_fenced():
 def test_elementwise_bodies_are_inlined():
   def f(x):
     for i in range(40):
-      x = jnp.sin(x) * (i + 1) + x.T.reshape(x.shape)
+      x = jnp.sin(x) * (i + 1) + x.reshape(-1).reshape(x.shape)
     return x
   assert strategies(f, X) == ["inline"]
   assert strategies(f, X, optimize_for="compile") == ["scan"]
+
+
+@pytest.mark.parametrize("move", [lambda x: jnp.roll(x, 1, 0), lambda x: x.T.reshape(x.shape), lambda x: x[::-1],
+                                  lambda x: jnp.pad(x, ((1, 0), (0, 0)))[:-1]])
+def test_steps_that_read_what_they_carry_at_several_places_are_scanned(move):
+  def steps(count, x, moved=True):
+    other = x
+    for i in range(count):
+      x = jnp.sin(x) * 0.5 + move(x if moved else other) * 0.25 + jnp.cos(x * 0.1) + jnp.tanh(x + 0.3) * 0.1
+    return x
+  assert strategies(lambda x: steps(20, x), X) == ["scan"]
+  assert "a step" not in explain(lambda x: steps(20, x))(X).rolls[0].reason, "unrolled, it would be computed twice again"
+  assert strategies(lambda x: steps(7, x), X) == ["inline"], "few steps fuse well"
+  assert strategies(lambda x: steps(20, x, moved=False), X) == ["inline"], "what is not carried is not computed anew"
 
 
 def test_small_and_quick_bodies_are_not_fenced():
