@@ -186,6 +186,17 @@ def convnet(blocks=16, channels=16, batch=4, size=32):
   return jax.grad(loss), (params, random(batch, size, size, channels, scale=1.))
 
 
+@program("heat")
+def heat(steps=30, size=64):
+  """The heat equation on a torus by finite differences, one step after the other."""
+  def run(x):
+    for _ in range(steps):
+      x = x + 0.1 * (jnp.roll(x, 1, 0) + jnp.roll(x, -1, 0) + jnp.roll(x, 1, 1) + jnp.roll(x, -1, 1) - 4 * x)
+    return x
+
+  return run, (Random()(size, size),)
+
+
 @program("lstm")
 def lstm(steps=64, layers=2, width=64, batch=8):
   random = Random()
