@@ -49,6 +49,20 @@ def test_long_large_and_empty_ones_stay(fun):
   assert for_cpu(closed, inlined=True) is closed
 
 
+@pytest.mark.parametrize("fun", [
+    lambda x, i: jnp.concatenate([x[i], x], 1),
+    lambda x, i: jnp.concatenate([x, jnp.sin(jnp.take(x, i, axis=0)) * 2], 1),
+])
+def test_those_of_elements_looked_up_stay(fun):
+  closed = jax.make_jaxpr(fun)(ODD, np.int32([1, 0]))
+  assert for_cpu(closed, inlined=True) is closed
+
+
+def test_products_of_elements_looked_up_are_chosen_among():
+  closed = jax.make_jaxpr(lambda x, i: jnp.concatenate([x[i] @ x.T, x], 1))(ODD, np.int32([1, 0]))
+  assert "concatenate" not in primitives(for_cpu(closed, inlined=True))
+
+
 def test_typed_keys_stay():
   closed = jax.make_jaxpr(lambda k: jnp.concatenate([k, k]))(jax.random.split(jax.random.key(0)))
   assert for_cpu(closed, inlined=True) is closed
