@@ -298,7 +298,9 @@ def explain(fun: Callable, options: RollOptions | None = None) -> Callable[..., 
 
 def _is_asleep(options: RollOptions) -> bool:
   """Whether a function is to be called as it is."""
-  return options.is_off or not compat.under_jit() or exempt.is_active() or jax.config.jax_disable_jit
+  # JAX's checker of keys takes what a fence passes on, or a body draws anew from a key, for a second use.
+  return (options.is_off or not compat.under_jit() or exempt.is_active() or jax.config.jax_disable_jit
+          or jax.config.jax_debug_key_reuse)
 
 
 def _run_rolled(fun: Callable, traced: Traced, options: RollOptions, target: _Target):

@@ -229,7 +229,21 @@ def test_contexts_around_the_whole(name):
   model = lambda ws, x: dropout(ws, x)
   with SCOPES[name](), collect_reports() as reports:
     same(roll_jit(model, roll=FORCED)(WS, X), jax.jit(model)(WS, X))
-  assert reports[0].rolls
+  assert bool(reports and reports[0].rolls) == (name != "debug_key_reuse")
+
+
+@pytest.mark.parametrize("strategy", ["auto", "scan", "fence", "call"])
+def test_reuse_of_keys_is_found_as_under_jit(strategy):
+  def model(key, x, again):
+    for k in jax.random.split(key, 8):
+      x = jnp.tanh(x * jax.random.bernoulli(k, 0.9, x.shape)) + jax.random.uniform(k if again else jax.random.clone(k))
+    return x.sum()
+
+  gradient = roll_jit(jax.value_and_grad(model, 1), roll=RollOptions(strategy=strategy, min_body_eqns=1), static_argnums=2)
+  with debug_key_reuse():
+    with pytest.raises(jax.errors.KeyReuseError):
+      gradient(jax.random.key(0), X, True)
+    same(gradient(jax.random.key(0), X, False), jax.value_and_grad(model, 1)(jax.random.key(0), X, False))
 
 
 def test_jet_of_a_rolled_function():
