@@ -5,9 +5,10 @@ from __future__ import annotations
 from jaxroll import compat
 from jaxroll.concatenations import as_choice
 from jaxroll.convolutions import canonical
-from jaxroll.fingerprint import nested_jaxprs
 from jaxroll.nested import map_equations, map_nested
-from jaxroll.work import FUSIBLE
+from jaxroll.work import FUSIBLE, holds
+
+_GATHER = frozenset({"gather"})
 
 
 def for_cpu(jaxpr, *, inlined: bool):
@@ -15,24 +16,22 @@ def for_cpu(jaxpr, *, inlined: bool):
 
   `inlined` says whether XLA inlines the body: then it brings convolutions into form itself.
   """
-  gathered: set = set()  # variables whose elements are looked up wherever they are read
+  memo: dict = {}
 
-  def rewrite(eqn):
-    reads_gathered = any([type(v) is compat.Var and v in gathered for v in eqn.invars])
-    if _gathers(eqn) or reads_gathered and eqn.primitive.name in FUSIBLE:
-      gathered.update(eqn.outvars)
-    # A choice would look up an element for each place in the result, and not for its part alone.
-    new = (None if reads_gathered else as_choice(eqn)) or (None if inlined else canonical(eqn))
-    if new is not None:
-      return new
-    walked = map_nested(eqn, lambda inner: for_cpu(inner, inlined=inlined))
-    return None if walked is eqn else [walked]
+  def walk(jaxpr):
+    gathered: set = set()  # variables whose elements are looked up wherever they are read
 
-  return map_equations(jaxpr, rewrite)
+    def rewrite(eqn):
+      reads_gathered = any([type(v) is compat.Var and v in gathered for v in eqn.invars])
+      if holds(eqn, _GATHER, memo) or reads_gathered and eqn.primitive.name in FUSIBLE:
+        gathered.update(eqn.outvars)
+      # A choice would look up an element for each place in the result, and not for its part alone.
+      new = (None if reads_gathered else as_choice(eqn)) or (None if inlined else canonical(eqn))
+      if new is not None:
+        return new
+      walked = map_nested(eqn, walk)
+      return None if walked is eqn else [walked]
 
+    return map_equations(jaxpr, rewrite)
 
-def _gathers(eqn) -> bool:
-  """Whether an equation, or one nested in it, looks up elements."""
-  if not eqn.params or eqn.primitive.name == "gather":
-    return eqn.primitive.name == "gather"
-  return any([_gathers(e) for j in nested_jaxprs(eqn.params) for e in getattr(j, "jaxpr", j).eqns])
+  return walk(jaxpr)

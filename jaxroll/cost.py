@@ -42,8 +42,8 @@ _FENCED_SAVED = 600  # or around any of which there are many, as unrolled recurr
 # once: 50 leapfrog steps in 30 dimensions run in .97 of the time unrolled, 1.35 without this (jax 0.10.2 and 0.12).
 _UNROLLED_SECONDS, _UNROLLED = 2e-6, 4
 # A step that reads what it carries at several places, such as a stencil's, fuses with those before it into a kernel that
-# computes each place anew, more of them with each step: 25 steps of Conway's Game of Life on 64 by 64 cells compile in
-# 14 s and run in 87 ms, as a loop in .5 s and 1 ms. From so many steps on a loop also runs faster on small arrays.
+# computes each place anew, more of them with each step: `examples/benchmark.py --only heat` compiles in 14 s and runs in
+# 22 ms, as a loop in .3 s and .1 ms. From so many steps on a loop also runs faster on small arrays.
 _STENCIL_TRIPS = 8
 _FLOPS, _BANDWIDTH = 3e10, 1e10  # of a CPU core, roughly
 # From so many iterations on, calls kept out of line compile faster than fences, where they are known to survive.
@@ -94,7 +94,7 @@ class Estimate:
     trips: iterations.
     is_random: whether the body does nothing but derive keys and draw random bits.
     is_independent: whether no iteration reads what another made.
-    is_stencil: whether iterations that fuse read what they carry at several places.
+    is_stencil: whether many iterations, which fuse, read what they carry at several places.
   """
 
   saved: int
@@ -245,13 +245,13 @@ def _judge(estimate: Estimate, inputs: int, options: RollOptions, platform: str 
     if estimate.is_independent:
       return "batch", "random numbers, made at once"
     return "scan", "random numbers, made by one loop"
-  if not estimate.work.kernels and not _is_long_stencil(estimate) and aim != "compile":
+  if not estimate.work.kernels and not estimate.is_stencil and aim != "compile":
     return "inline", "the body fuses into one kernel with its neighbours"
   aside = "fence"
   if aim == "compile" and estimate.trips >= _CALLED_TRIPS and where.calls_survive(platform) and not several_devices:
     aside = "call"
   if (estimate.body < _FENCED_BODY and estimate.seconds < _FENCED_SECONDS and estimate.saved < _FENCED_SAVED
-      and not _is_long_stencil(estimate) and aim != "compile"):
+      and not estimate.is_stencil and aim != "compile"):
     aside = "inline"  # XLA compiles so little in no time, and a fence would be felt
   if several_devices:
     return aside, "a scan's arrays might lie otherwise on the devices, and be sent more often"
@@ -272,10 +272,6 @@ def _judge(estimate: Estimate, inputs: int, options: RollOptions, platform: str 
   return "scan", f"copies {human_bytes(estimate.copied)}" if estimate.copied else "nothing to copy"
 
 
-def _is_long_stencil(estimate: Estimate) -> bool:
-  return estimate.is_stencil and estimate.trips >= _STENCIL_TRIPS
-
-
 def estimate_scan(program: Program, loop: Loop, memo: dict) -> Estimate:
   """What the loop saves and costs as a scan."""
   roll = loop.roll
@@ -288,7 +284,8 @@ def estimate_scan(program: Program, loop: Loop, memo: dict) -> Estimate:
   random = work.draws > 0 and _is_random(program, loop, memo.setdefault("random", {}))
   return Estimate(
       size * (roll.trips - 1), copied, operations, stacks, unread, work * roll.trips, size, roll.trips, random,
-      not loop.carried, work.shifts > 0 and not work.kernels and _shifts_carry(program, loop, memo))
+      not loop.carried, roll.trips >= _STENCIL_TRIPS and work.shifts > 0 and not work.kernels
+      and _shifts_carry(program, loop, memo))
 
 
 def _shifts_carry(program: Program, loop: Loop, memo: dict) -> bool:

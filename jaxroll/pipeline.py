@@ -98,10 +98,7 @@ def roll_jaxpr(closed_jaxpr, options: RollOptions | None = None, *, platform: st
 
 @contextlib.contextmanager
 def _without_collections():
-  """No garbage collection within: the pass makes many objects, few of them garbage, and each collection walks the whole heap.
-
-  (HF Llama's training step: a third of the pass.)
-  """
+  """No garbage collection within: the pass makes many objects, little garbage, and each collection walks the whole heap."""
   is_on = gc.isenabled()
   gc.disable()
   try:

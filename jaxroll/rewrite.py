@@ -215,18 +215,16 @@ class _Evaluation:
     """One call per iteration of one function, which lowering emits once."""
     roll = loop.roll
     call = self.function(loop.strategy, body)
-    carried = [q for q in loop.ys if q in loop.carried and q not in loop.unfenced]
-    hides = loop.strategy == "fence" and self.platform == "cpu" and self.schedule.hides_constants
-    hidden = self.hidden(loop) if hides else {}
-    if loop.strategy == "fence":
-      # What the first iteration starts from, too, or its kernels are fused with what makes that, and are others.
-      self.fence([v for s in (roll.inputs[i] for i in loop.inputs) if isinstance(s, Carry) and s.result in carried
-                  for v in s.inits if self.program.is_computed(v)])
+    fences = loop.strategy == "fence"
+    hidden = self.hidden(loop) if fences and self.platform == "cpu" and self.schedule.hides_constants else {}
+    carried = [q for q in loop.ys if fences and q in loop.carried and q not in loop.unfenced]
+    # What the first iteration starts from, too, or its kernels are fused with what makes that, and are others.
+    self.fence([v for s in (roll.inputs[i] for i in loop.inputs) if isinstance(s, Carry) and s.result in carried
+                for v in s.inits if self.program.is_computed(v)])
     for trip in range(roll.trips):
       outs = call(*[self.argument(loop, roll.inputs[i], trip, hidden) for i in loop.inputs])
       self.made.update((roll.value(trip, q), value) for q, value in zip(loop.ys, outs))
-      if loop.strategy == "fence":
-        self.fence([roll.value(trip, q) for q in carried])
+      self.fence([roll.value(trip, q) for q in carried])
 
   def fence(self, values: list[int]) -> None:
     """Puts values that have been made behind a fence, once."""
@@ -365,9 +363,8 @@ class _Evaluation:
       outs = batch_body(closed.consts, jax.tree.leaves((carry, xs)))
       carry, (ys, started) = jax.tree.unflatten(jax.tree.structure(shapes), outs)
       # A fence, or each reader would make its part of them anew; a key's derivation has its own.
-      is_key = [jax.dtypes.issubdtype(y.dtype, jax.dtypes.prng_key) for y in ys]
-      fenced = iter(compat.fence([y for y, k in zip(ys, is_key) if not k], self.platform))
-      return carry, ([y if k else next(fenced) for y, k in zip(ys, is_key)], started)
+      fenced = iter(compat.fence([y for y in ys if not compat.key_impl(y)], self.platform))
+      return carry, ([y if compat.key_impl(y) else next(fenced) for y in ys], started)
 
     return run
 

@@ -37,17 +37,18 @@ def trace_of_jit(fun: Callable, args: tuple, kwargs: dict) -> Traced:
   """
   start = time.perf_counter()
   static = tuple([i for i, arg in enumerate(args) if not _all_traced(arg)])
+  traced = tuple([arg for i, arg in enumerate(args) if i not in static])
   dynamic = {k: arg for k, arg in kwargs.items() if _all_traced(arg)}
   if len(dynamic) < len(kwargs):
     fun = functools.partial(fun, **{k: arg for k, arg in kwargs.items() if k not in dynamic})
   if not all([_equals_itself(args[i]) for i in static]):  # traces are looked up by ==, calls by identity first
-    fun, args, static = _bound(fun, args, static), tuple([arg for i, arg in enumerate(args) if i not in static]), ()
+    fun, args, static = _bound(fun, args, static), traced, ()
   quiet = contextlib.nullcontext()
   if jax.config.jax_explain_cache_misses:  # JAX has explained this miss: of the `jax.jit` around
     fun, quiet = _explaining(fun), jax.explain_cache_misses(False)
   with quiet:
     closed, shapes = jax.make_jaxpr(fun, static_argnums=static, return_shape=True)(*args, **dynamic)
-  values = jax.tree.leaves(([arg for i, arg in enumerate(args) if i not in static], dynamic))
+  values = jax.tree.leaves((traced, dynamic))
   return Traced(
       closed, values, functools.partial(jax.tree.unflatten, jax.tree.structure(shapes)),
       lambda: jax.jit(fun, static_argnums=static)(*args, **dynamic), time.perf_counter() - start)

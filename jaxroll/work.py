@@ -80,6 +80,7 @@ def equation_work(eqn, memo: dict | None = None) -> Work:
   return Work(size, results, 0 if name in FUSIBLE else 1, draws=name in GENERATORS, shifts=name in _SHIFTING)
 
 
+_DRAWS = frozenset({"random_bits", "threefry2x32"})
 _SHIFTING = frozenset({"concatenate", "pad", "rev", "transpose"})
 _TRANSPARENT = frozenset({"checkpoint", "remat2", "closed_call"})
 # Their jaxprs combine two numbers and say nothing of the size of the work.
@@ -100,14 +101,18 @@ def jaxpr_work(jaxpr, memo: dict | None = None) -> Work:
 
 def draws_random_bits(eqn, memo: dict | None = None) -> bool:
   """Whether an equation, or one nested in it, generates random bits."""
-  memo = {} if memo is None else memo
-  if eqn.primitive.name in ("random_bits", "threefry2x32"):
+  return holds(eqn, _DRAWS, {} if memo is None else memo)
+
+
+def holds(eqn, names: frozenset[str], memo: dict) -> bool:
+  """Whether an equation, or one nested in it, is of one of these primitives; `memo` is for these names alone."""
+  if eqn.primitive.name in names:
     return True
   for jaxpr in nested_jaxprs(eqn.params) if eqn.params else ():
     found = memo.get(id(jaxpr))
     if found is None:
       eqns = getattr(jaxpr, "jaxpr", jaxpr).eqns
-      found = memo[id(jaxpr)] = (any([draws_random_bits(e, memo) for e in eqns]), jaxpr)
+      found = memo[id(jaxpr)] = (any([holds(e, names, memo) for e in eqns]), jaxpr)
     if found[0]:
       return True
   return False
