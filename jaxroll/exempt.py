@@ -14,6 +14,7 @@ from jaxroll import compat
 _SCOPE = "jaxroll.no_roll"
 # What is jitted within is traced anew there, and by itself not rolled either: a part of jit's cache key.
 _active = jax.make_user_context(False)
+_was_used = False  # Until then there is nothing to look for.
 
 
 def no_roll(fun: Callable | None = None) -> Any:
@@ -53,6 +54,8 @@ def no_roll(fun: Callable | None = None) -> Any:
 
 @contextlib.contextmanager
 def _context():
+  global _was_used
+  _was_used = True
   with _active(True), jax.named_scope(_SCOPE):
     yield
 
@@ -64,4 +67,4 @@ def is_active() -> bool:
 
 def is_exempt(eqn) -> bool:
   """Whether an equation was traced within `no_roll`, or comes of one that was."""
-  return compat.in_scope(eqn, _SCOPE)
+  return _was_used and compat.in_scope(eqn, _SCOPE)

@@ -36,7 +36,8 @@ class Fingerprinter:
     self._fresh = itertools.count(-1, -1)
     self._avals: dict[Any, tuple[int, int, bool]] = {}
     self._jaxprs: dict[tuple[int, bool], tuple[int | None, Any]] = {}
-    self._sizes: dict[int, tuple[int, Any]] = {}
+    self._sizes: dict[int, tuple[int, Any]] = {}  # of jaxprs, by id; holds them
+    self._sizes_of_equal: dict[int, int] = {}  # of equations, by fingerprint
     self._equations: dict[int, tuple[int, tuple, Any]] = {}  # by id; holds the equation, so that ids stay theirs
     self.statics: dict = {}  # `static_operands`' memo
 
@@ -187,9 +188,13 @@ class Fingerprinter:
 
   def size(self, eqn) -> int:
     """How many equations `eqn` stands for, as XLA meets them: nested ones counted, generators written out."""
-    if not eqn.params:
-      return _SIZES.get(eqn.primitive.name, 1)
-    return _SIZES.get(eqn.primitive.name, 1) + sum(self.jaxpr_size(j) for j in nested_jaxprs(eqn.params))
+    fingerprint = self._equations.get(id(eqn), _NO_FINGERPRINT)[0]
+    found = self._sizes_of_equal.get(fingerprint)
+    if found is None:
+      found = _SIZES.get(eqn.primitive.name, 1) + sum([self.jaxpr_size(j) for j in nested_jaxprs(eqn.params)])
+      if fingerprint >= 0:
+        self._sizes_of_equal[fingerprint] = found
+    return found
 
   def jaxpr_size(self, jaxpr) -> int:
     """How many equations a jaxpr has, nested ones counted."""
@@ -216,6 +221,7 @@ def _distinct_size(jaxpr, seen: dict[int, Any]) -> int:
 GENERATORS = frozenset({"random_bits", "random_split", "random_fold_in", "threefry2x32"})
 # XLA compiles this many instructions for an equation.
 _SIZES = dict.fromkeys(GENERATORS, 100)
+_NO_FINGERPRINT = (-1,)
 
 
 class _Incomparable(Exception):

@@ -21,7 +21,7 @@ from jaxroll.repeats import Run
 from jaxroll.report import Refusal
 from jaxroll.scatter import Growth
 
-_EFFORT = 16  # edges looked at, per operand of the program, before the search for groups stops
+_EFFORT = 4  # edges looked at, per operand of the program, before the search for groups stops
 _LEAST_EFFORT = 30_000  # operands that the smallest program is taken to have
 _FIRM = 60  # Rolls that save fewer equations may be coincidences, and are reconsidered.
 _AS_MUCH = 0.75  # Fewer rolls may save this part of what more of them do.
@@ -77,14 +77,15 @@ def _regrouped(program: Program, kept: list[Roll], options: RollOptions, min_sav
   groups = growth.run()
   cut = [] if growth.is_done else [
       Refusal(0, 1, 1, "the search for scattered repeats stopped here: its bound on work is reached")]
+  is_apart = growth.is_apart or not growth.is_done
   if len(groups) == len(kept) and all(g.size == r.end - r.start for g, r in zip(groups, kept)):
-    return None, [], cut, growth.is_apart
+    return None, [], cut, is_apart
   order = arranged(program, groups, growth.is_whole)
   if order is None:
-    return None, [], cut, growth.is_apart
+    return None, [], cut, is_apart
   other = reordered(program, order)
   rolls, refused = find_rolls(other, options, _runs(order, groups, options.min_trip_count))
-  return other, rolls, [*refused, *cut], growth.is_apart
+  return other, rolls, [*refused, *cut], is_apart
 
 
 def effort(program: Program) -> int:

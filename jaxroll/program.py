@@ -214,14 +214,14 @@ def reordered(program: Program, order: np.ndarray) -> Program:
   slots = np.diff(program.slot_start)[order]
   out_start = np.concatenate([[0], np.cumsum(outs)])
   slot_start = np.concatenate([[0], np.cumsum(slots)])
-  old_values = _stretches(program.out_start[order], outs)  # by new value, the old one
+  old_values = stretches(program.out_start[order], outs)  # by new value, the old one
   renamed = np.empty(values, np.int64)
   renamed[old_values] = np.arange(values)
 
   def rename(old: np.ndarray) -> np.ndarray:
     return np.where(old >= 0, renamed[np.maximum(old, 0)], old) if values else old
 
-  new_slots = rename(program.slots[_stretches(program.slot_start[order], slots)])
+  new_slots = rename(program.slots[stretches(program.slot_start[order], slots)])
   first = np.full(values, values)
   np.minimum.at(first, program.canonical, renamed)  # of those known to be equal, the one that now comes first
   reader = np.repeat(np.arange(n), slots)
@@ -238,7 +238,7 @@ def reordered(program: Program, order: np.ndarray) -> Program:
       results=results, canonical=first[program.canonical[old_values]], first_use=first_use, last_use=last_use)
 
 
-def _stretches(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+def stretches(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
   """`starts[i], starts[i] + 1, ...`, `lengths[i]` of them, for each i in turn."""
   ends = np.cumsum(lengths)
   return np.repeat(starts - ends + lengths, lengths) + np.arange(ends[-1] if len(ends) else 0)

@@ -10,15 +10,14 @@ members one wiring, compared exactly. `jaxroll.order` then puts the members next
 from __future__ import annotations
 
 import functools
-import heapq
-from collections import deque
+from collections import Counter, deque
 
 import numpy as np
 
 from jaxroll.draws import is_random
 from jaxroll.options import RollOptions
 from jaxroll.plan import Roll
-from jaxroll.program import Program
+from jaxroll.program import Program, stretches
 from jaxroll.repeats import _mix
 from jaxroll.work import draws_random_bits
 
@@ -65,6 +64,7 @@ class Growth:
     self.budget = budget
     self.is_done = True
     self.draws_memo: dict = {}
+    self.phases_memo: dict[bytes, np.ndarray] = {}  # by the equations of a group
     self.random_memo: dict = {}
     n = len(program.eqns)
     self.maker, self.reader = program.makers, program.readers
@@ -268,45 +268,54 @@ class Growth:
       found = np.where(values >= 0, self.maker[np.maximum(values, 0)], -1)
       place = values - program.out_start[np.maximum(found, 0)]
     else:
-      values = program.out_start[column] + which
-      at = self.first_reading[values][:, None] + np.arange(_READERS)
-      inside = at < self.first_reading[values + 1][:, None]
-      slots = self.reading[np.where(inside, at, 0)]
-      readers = self.reader[slots]
-      inside &= self.free[readers]
-      places = slots - program.slot_start[readers]
-      kinds = np.where(inside, program.fingerprints[readers] * 1024 + np.minimum(places, 1023), -1)
-      some, count = np.unique(kinds[inside], return_counts=True)
-      if nth >= len(some):
+      found, place = self._nth_readers(program.out_start[column] + which, nth)
+      if found is None:
         return None, None
-      hit = kinds == some[np.argsort(-count, kind="stable")[nth]]  # the nth kind of reader
-      chosen = np.arange(len(column)), hit.argmax(axis=1)
-      found = np.where(hit.any(axis=1), readers[chosen], -1)
-      place = places[chosen]
     new = (found >= 0) & self.free[found] & (self.member[found] < 0)
     if not new.any():
       return None, None
     key = np.where(new, program.fingerprints[found] * 1024 + np.minimum(place, 1023), -1)
-    if (key == key[0]).all():
-      agree = new
-    else:
-      kinds, inverse, count = np.unique(key, return_inverse=True, return_counts=True)
-      count[kinds < 0] = 0
-      agree = inverse == int(np.argmax(count))
-    one = found[agree]
-    if len(one) > 1 and len(np.unique(one)) < len(one):
+    agree = new if (key == key[0]).all() else key == _by_count(key[new])[0]
+    one = found[agree].tolist()
+    if len(set(one)) < len(one):
       return None, None  # what several members share is no part of any
     return found, agree
+
+  def _nth_readers(self, values: np.ndarray, nth: int):
+    """Per value the equation of the nth most frequent kind of their readers that reads it, or -1, and at which operand."""
+    program = self.program
+    first, end = self.first_reading[values], self.first_reading[values + 1]
+    if (end - first == 1).all():
+      slots = self.reading[first]
+      found = self.reader[slots]
+      if not nth and self.free[found].all():
+        place = slots - program.slot_start[found]
+        kinds = program.fingerprints[found] * 1024 + np.minimum(place, 1023)
+        if (kinds == kinds[0]).all():
+          return found, place
+    at = first[:, None] + np.arange(_READERS)
+    inside = at < end[:, None]
+    slots = self.reading[np.where(inside, at, 0)]
+    readers = self.reader[slots]
+    inside &= self.free[readers]
+    places = slots - program.slot_start[readers]
+    kinds = np.where(inside, program.fingerprints[readers] * 1024 + np.minimum(places, 1023), -1)
+    by_count = _by_count(kinds[inside])
+    if nth >= len(by_count):
+      return None, None
+    hit = kinds == by_count[nth]
+    chosen = np.arange(len(values)), hit.argmax(axis=1)
+    return np.where(hit.any(axis=1), readers[chosen], -1), places[chosen]
 
   # Checking.
 
   def _verified(self, columns: np.ndarray) -> list[np.ndarray]:
     """Groups of members with one wiring that can be put in one place."""
     columns = columns[:, np.argsort(columns[0], kind="stable")]
-    whole = self._one_wiring(columns)
+    whole = [w for w in self._one_wiring(columns) if self._pays(w)]  # else no part of it does
     divided = self._together if self.together else self._convex
     groups = [g for w in whole for part in divided(w) for g in self._one_wiring(part) if self._pays(g)]
-    self.is_apart |= 2 * self._saved(groups) < self._saved([w for w in whole if self._pays(w)])
+    self.is_apart |= 2 * self._saved(groups) < self._saved(whole)
     return groups
 
   def _saved(self, groups) -> int:
@@ -362,27 +371,56 @@ class Growth:
 
   def _phases(self, columns: np.ndarray) -> np.ndarray:
     """Per equation of a group, how often at most a path to it from the group leaves and comes back."""
-    nodes = np.sort(columns, axis=None).tolist()
-    high = nodes[-1]
-    if high - nodes[0] + 1 == len(nodes):
-      return np.zeros(columns.shape, int)
+    nodes = np.sort(columns, axis=None)
+    key = nodes.tobytes()
+    if key not in self.phases_memo:
+      self.phases_memo[key] = self._phases_of(nodes)
+    return self.phases_memo[key][np.searchsorted(nodes, columns)]
+
+  def _phases_of(self, nodes: np.ndarray) -> np.ndarray:
+    """The same for a group's equations in trace order."""
+    low, high = int(nodes[0]), int(nodes[-1])
+    if high - low + 1 == len(nodes):
+      return np.zeros(len(nodes), int)
+    # No path comes back through what stands behind the last of the others that the group reads.
+    is_own = np.zeros(len(self.free), bool)
+    is_own[nodes] = True
+    made, read = self._made(nodes), self._readers(nodes)
+    last = int(made[~is_own[made]].max(initial=-1))
+    if not (~is_own[read] & (read <= last)).any():
+      return np.zeros(len(nodes), int)
     slot_start, sources, first_reader, readers = self._lists
-    inside, seen, phase, heap = set(nodes), set(nodes), {}, nodes  # a sorted list is a heap
-    while heap:
-      e = heapq.heappop(heap)
-      is_inside = e in inside
-      most = 0
-      for source in sources[slot_start[e] : slot_start[e + 1]]:
-        made = phase.get(source)
-        if made is not None:
-          most = max(most, made + (is_inside and source not in inside))
-      phase[e] = most
-      for r in readers[first_reader[e] : first_reader[e + 1]]:
-        if r <= high and r not in seen:
-          seen.add(r)
-          heapq.heappush(heap, r)
-    self._spend(10 * len(seen))
-    return np.asarray([phase[e] for e in columns.ravel().tolist()]).reshape(columns.shape)
+    inside = bytearray(is_own)
+    reached = bytearray(inside)
+    phase = [-1] * (len(reached) + 1)  # the last one stands for what comes from outside
+    for_inside = phase.copy()  # the phase of a reader that is in the group
+    count, e = 0, low
+    while e >= 0:  # equations stand behind what they read
+      count += 1
+      made = sources[slot_start[e] : slot_start[e + 1]]
+      if inside[e]:
+        phase[e] = for_inside[e] = max([0] + [for_inside[source] for source in made])
+      else:
+        phase[e] = max([phase[source] for source in made])
+        for_inside[e] = phase[e] + 1
+      for reader in readers[first_reader[e] : first_reader[e + 1]]:
+        if reader <= last:
+          reached[reader] = 1
+      e = reached.find(1, e + 1)
+    self._spend(2 * count)
+    return np.asarray([phase[e] for e in nodes.tolist()])
+
+  def _made(self, nodes: np.ndarray) -> np.ndarray:
+    """The equations whose results some equations read."""
+    program = self.program
+    first = program.slot_start[nodes]
+    values = program.slots[stretches(first, program.slot_start[nodes + 1] - first)]
+    return self.maker[values[values >= 0]]
+
+  def _readers(self, nodes: np.ndarray) -> np.ndarray:
+    """The equations that read results of some equations."""
+    first = self.first_reading[self.program.out_start[nodes]]
+    return self.reader[self.reading[stretches(first, self.first_reading[self.program.out_start[nodes + 1]] - first)]]
 
   # Rolls that other iterations and equations join.
 
@@ -535,6 +573,12 @@ class Growth:
       if ((made >= low) & (self.member[made] != i)).any():
         return False
     return True
+
+
+def _by_count(kinds: np.ndarray) -> list[int]:
+  """The distinct ones, the most frequent first, of equally frequent ones the smallest."""
+  count = Counter(kinds.tolist())
+  return sorted(count, key=lambda kind: (-count[kind], kind))
 
 
 def _sums(values: np.ndarray, starts: np.ndarray) -> np.ndarray:
