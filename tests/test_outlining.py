@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxroll import RollOptions, explain, roll_jit
+from jaxroll import RollOptions, explain, order, roll_jit
 from jaxroll.testing import check_roll
 from programs import weights
 
@@ -46,6 +46,13 @@ def test_forward_and_gradient():
   gradient = explain(jax.grad(lambda *a: (blocks(*a) ** 2).sum()), AUTO)(*args())
   assert len(apart(gradient)) >= 2 and min(apart(gradient)) >= 5  # the first block has no gradient to hand on
   assert gradient.eqns_after < 0.4 * gradient.eqns_before
+
+
+def test_blocks_are_outlined_though_the_search_for_what_can_be_together_was_cut_off(monkeypatch):
+  monkeypatch.setattr(order, "effort", lambda program: 1)
+  report = check_roll(blocks, *args(), options=AUTO)
+  assert apart(report) == [6]
+  assert any("bound on work" in refusal.reason for refusal in report.refusals)
 
 
 @pytest.mark.parametrize("strategy", ["fence", "call"])

@@ -12,6 +12,7 @@ from jaxroll.fingerprint import Fingerprinter
 from jaxroll.order import reordered
 from jaxroll.pipeline import roll_jaxpr
 from jaxroll.program import analyze
+from jaxroll.scatter import Growth
 from jaxroll.testing import check_roll
 from jaxroll.testing.check import ROLL_ALL
 from programs import weights
@@ -210,3 +211,31 @@ def test_a_reordered_program_is_analyzed_as_if_written_so(seed):
   inner = got.slots >= 0
   np.testing.assert_array_equal(inner, expected.slots >= 0)
   np.testing.assert_array_equal(got.slots[inner], expected.slots[inner])
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_phases_count_how_often_a_path_leaves_a_group_and_comes_back(seed):
+  rng = random.Random(seed)
+  n = 40
+
+  def fun(x):
+    values = [x]
+    for _ in range(n):
+      a, b = (rng.choice(values[-rng.choice([2, 6, 30]):]) for _ in range(2))
+      values.append(jax.lax.add(a, b))
+    return values
+
+  program = analyze(jax.make_jaxpr(fun)(1.0), Fingerprinter())
+  assert len(program.eqns) == n
+  growth = Growth(program, [], RollOptions(), 0, 10**9)
+  for size in (2, 4, 12):
+    group = sorted(rng.sample(range(rng.choice([0, n // 2]), n), size))
+    phase = [None] * n  # what the definition says, equation by equation
+    for e in range(n):
+      made = [int(program.maker(v)) for v in program.slots[program.slot_start[e] : program.slot_start[e + 1]] if v >= 0]
+      before = [phase[m] + (e in group and m not in group) for m in made if phase[m] is not None]
+      phase[e] = max(before, default=0 if e in group else None)
+    columns = np.asarray(shuffled(group, seed)).reshape(2, -1)
+    expected = [[phase[e] for e in row] for row in columns.tolist()]
+    np.testing.assert_array_equal(growth._phases(columns), expected)
+    np.testing.assert_array_equal(growth._phases(columns[::-1]), expected[::-1])
