@@ -9,6 +9,7 @@ what can be scanned for (almost) nothing, fence the rest.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import numpy as np
 
@@ -44,7 +45,9 @@ _UNROLLED_SECONDS, _UNROLLED = 2e-6, 4
 # A step that reads what it carries at several places, such as a stencil's, fuses with those before it into a kernel that
 # computes each place anew, more of them with each step: `examples/benchmark.py --only heat` compiles in 14 s and runs in
 # 22 ms, as a loop in .3 s and .1 ms. From so many steps on a loop also runs faster on small arrays.
-_STENCIL_TRIPS = 8
+# So does one whose results are read by kernels elsewhere, each of which makes all the steps before anew: the gradient
+# of `x += h * (sin(x) * u[t] - x)` by the controls u.
+_FUSED_TRIPS = 8
 _FLOPS, _BANDWIDTH = 3e10, 1e10  # of a CPU core, roughly
 # From so many iterations on, calls kept out of line compile faster than fences, where they are known to survive.
 _CALLED_TRIPS = 12
@@ -95,6 +98,7 @@ class Estimate:
     is_random: whether the body does nothing but derive keys and draw random bits.
     is_independent: whether no iteration reads what another made.
     is_stencil: whether many iterations, which fuse, read what they carry at several places.
+    is_remade: whether kernels elsewhere read what many iterations, which fuse, make one from the other.
   """
 
   saved: int
@@ -108,6 +112,12 @@ class Estimate:
   is_random: bool = False
   is_independent: bool = False
   is_stencil: bool = False
+  is_remade: bool = False
+
+  @property
+  def is_slow_fused(self) -> bool:
+    """Whether XLA fuses the iterations to their disadvantage, to be kept from it."""
+    return self.is_stencil or self.is_remade
 
   @property
   def seconds(self) -> float:
@@ -148,7 +158,7 @@ def choose(program: Program, rolls: list[Roll], options: RollOptions, platform: 
     for k, loop in enumerate(plan.loops):
       if loop is None or strategies[k] not in STACKING:
         continue
-      estimate = estimate_scan(program, loop, memo)
+      estimate = estimate_scan(program, loop, memo, kept)
       strategy, reason = _judge(estimate, inputs, options, platform, several_devices)
       reasons[k] = "next to rolls that are not scanned, " * (round_ > 0 and strategy == "fence") + reason
       if strategy != strategies[k]:
@@ -205,13 +215,13 @@ def _divided(program: Program, plan: Schedule, inputs: int, options: RollOptions
 
   And lets quick iterations share a step of the loop.
   """
-  loops = []
+  loops, rolls = [], [loop.roll for loop in plan.loops if loop]
   for loop in plan.loops:
     if loop and loop.strategy in STACKING:
-      estimate = estimate_scan(program, loop, memo)
+      estimate = estimate_scan(program, loop, memo, rolls)
       if estimate.is_random and not (loop.reverse or loop.read_whole or loop.carried_ys):
         loop = dataclasses.replace(loop, segments=_segments(_waiting(program, loop), inputs, loop.roll.trips))
-      elif (loop.strategy == "scan" and not (estimate.is_random or estimate.is_stencil) and options.optimize_for != "compile"
+      elif (loop.strategy == "scan" and not (estimate.is_random or estimate.is_slow_fused or estimate.work.reductions) and options.optimize_for != "compile"
             and estimate.seconds < _UNROLLED_SECONDS and estimate.trips >= 2 * _UNROLLED):
         loop = dataclasses.replace(loop, unroll=_UNROLLED)
     loops.append(loop)
@@ -245,13 +255,13 @@ def _judge(estimate: Estimate, inputs: int, options: RollOptions, platform: str 
     if estimate.is_independent:
       return "batch", "random numbers, made at once"
     return "scan", "random numbers, made by one loop"
-  if not estimate.work.kernels and not estimate.is_stencil and aim != "compile":
+  if not estimate.work.kernels and not estimate.is_slow_fused and aim != "compile":
     return "inline", "the body fuses into one kernel with its neighbours"
   aside = "fence"
   if aim == "compile" and estimate.trips >= _CALLED_TRIPS and where.calls_survive(platform) and not several_devices:
     aside = "call"
   if (estimate.body < _FENCED_BODY and estimate.seconds < _FENCED_SECONDS and estimate.saved < _FENCED_SAVED
-      and not estimate.is_stencil and aim != "compile"):
+      and not estimate.is_slow_fused and aim != "compile"):
     aside = "inline"  # XLA compiles so little in no time, and a fence would be felt
   if several_devices:
     return aside, "a scan's arrays might lie otherwise on the devices, and be sent more often"
@@ -272,8 +282,8 @@ def _judge(estimate: Estimate, inputs: int, options: RollOptions, platform: str 
   return "scan", f"copies {human_bytes(estimate.copied)}" if estimate.copied else "nothing to copy"
 
 
-def estimate_scan(program: Program, loop: Loop, memo: dict) -> Estimate:
-  """What the loop saves and costs as a scan."""
+def estimate_scan(program: Program, loop: Loop, memo: dict, rolls: list[Roll] = ()) -> Estimate:
+  """What the loop, beside other rolls, saves and costs as a scan."""
   roll = loop.roll
   copied, operations, unread = _copies(program, loop)
   stacks = len(loop.ys) + sum(isinstance(roll.inputs[i], (Xs, Slices)) for i in loop.inputs)
@@ -282,24 +292,53 @@ def estimate_scan(program: Program, loop: Loop, memo: dict) -> Estimate:
     work += equation_work(program.eqns[roll.start + j], memo)
   size = int(sum(program.sizes[roll.start + j] for j in loop.offsets))
   random = work.draws > 0 and _is_random(program, loop, memo.setdefault("random", {}))
+  is_many = roll.trips >= _FUSED_TRIPS and bool(loop.carried)
   return Estimate(
       size * (roll.trips - 1), copied, operations, stacks, unread, work * roll.trips, size, roll.trips, random,
-      not loop.carried, roll.trips >= _STENCIL_TRIPS and work.shifts > 0 and not work.kernels
-      and _shifts_carry(program, loop, memo))
+      not loop.carried, is_many and work.shifts > 0 and not work.kernels and _shifts_carry(program, loop, memo),
+      is_many and (_feeds_reductions(program, loop, memo) if work.kernels else _feeds_kernels(program, loop, memo, rolls)))
 
 
 def _shifts_carry(program: Program, loop: Loop, memo: dict) -> bool:
   """Whether an equation of the body that depends on a carry moves elements."""
+  return any(work.shifts for work in _carried_work(program, loop, memo))
+
+
+def _feeds_reductions(program: Program, loop: Loop, memo: dict) -> bool:
+  """Whether a reduction in the body reads what fuses with a carry."""
+  return any(work.reductions for work in _carried_work(program, loop, memo))
+
+
+def _carried_work(program: Program, loop: Loop, memo: dict):
+  """The work of each equation of the body that reads a carry that fuses with the next one, or what fuses with that."""
   roll = loop.roll
   slot_of, out_of = program.slot_starts(roll.start, roll.period), program.result_starts(roll.start, roll.period)
-  moving: set[int] = set()
-  for j in loop.offsets:
-    own = roll.bindings[slot_of[j] : slot_of[j + 1]]
-    if any(b in moving if b >= 0 else isinstance(roll.inputs[-1 - b], Carry) for b in own):
-      if equation_work(program.eqns[roll.start + j], memo).shifts:
-        return True
-      moving.update(range(out_of[j], out_of[j + 1]))
-  return False
+  own = {j: roll.bindings[slot_of[j] : slot_of[j + 1]] for j in loop.offsets}
+  work = {j: equation_work(program.eqns[roll.start + j], memo) for j in loop.offsets}
+  carries = {-1 - i: s.result for i, s in enumerate(roll.inputs) if isinstance(s, Carry)}
+  while True:
+    fused, reading = set(carries), []
+    for j in loop.offsets:
+      if not fused.isdisjoint(own[j]):
+        reading.append(work[j])
+        if not work[j].kernels:
+          fused.update(range(out_of[j], out_of[j + 1]))
+    kept = {b: q for b, q in carries.items() if q in fused}
+    if len(kept) == len(carries):
+      return reading if carries else []
+    carries = kept
+
+
+def _feeds_kernels(program: Program, loop: Loop, memo: dict, rolls: list[Roll]) -> bool:
+  """Whether kernels outside of the loop, or what fuses with them in another roll, read an iteration's results."""
+  roll = loop.roll
+  first = roll.start + roll.trips // 2 * roll.period  # the middle one stands for all
+  low, high = program.out_start[first], program.out_start[first + roll.period]
+  readers = program.readers[(program.slots >= low) & (program.slots < high)]
+  readers = readers[(readers < roll.start) | (readers >= roll.end)].tolist()
+  starts = {r.start for r in rolls for e in readers if r.start <= e < r.end}
+  bodies = [range(r.start, r.start + r.period) for r in rolls if r.start in starts]
+  return any(equation_work(program.eqns[e], memo).kernels for e in [*readers, *itertools.chain(*bodies)])
 
 
 def _is_random(program: Program, loop: Loop, memo: dict) -> bool:

@@ -10,6 +10,8 @@ equations that differ in nothing else share a body, in which they are data:
 from __future__ import annotations
 
 import dataclasses
+import functools
+import math
 from typing import Any, Callable
 
 import numpy as np
@@ -17,6 +19,7 @@ from jax import lax
 
 from jaxroll import compat
 
+_SMALL = 256  # elements of an array for whose every one there may be a choice
 _MOST = 300  # static operands of one equation; with more it matches only if all are the same
 
 
@@ -68,6 +71,12 @@ def _apply_pad(operands, starts, params):
   operand, fill = operands
   spread = lax.pad(operand, fill, [(0, 0, gap) for _, _, gap in params["padding_config"]])
   shape = [n + low + high for n, (low, high, _) in zip(spread.shape, params["padding_config"])]
+  around = [d for d, (low, high, _) in enumerate(params["padding_config"]) if low + high]
+  if math.prod(shape) <= _SMALL and around and all(spread.shape[d] == 1 for d in around):
+    # One element, row or column: a choice fuses with its reader, and is not compiled anew for each as an update is.
+    here = [lax.eq(lax.broadcasted_iota(np.int32, shape, d), starts[d]) for d in around]
+    chosen = functools.reduce(lax.bitwise_and, here)
+    return [lax.select(chosen, lax.broadcast_in_dim(spread, shape, range(len(shape))), lax.broadcast(fill, shape))]
   return [lax.dynamic_update_slice(lax.broadcast(fill, shape), spread, starts, allow_negative_indices=False)]
 
 

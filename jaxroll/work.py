@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import operator
 
 from jaxroll.fingerprint import GENERATORS, nested_jaxprs
 from jaxroll.program import aval_bytes
@@ -28,6 +29,7 @@ class Work:
     flops: floating-point operations; a product with accumulation counts as two.
     bytes: bytes of all results, as if each was written.
     kernels: equations that end a fusion, such as products, reductions, loops.
+    reductions: those among them that fuse with what they read, of which each makes its own.
     convolutions: convolutions among them.
     draws: calls of a random-number generator.
     shifts: equations that fuse and write an element elsewhere than they read it.
@@ -36,16 +38,19 @@ class Work:
   flops: float = 0
   bytes: float = 0
   kernels: float = 0
+  reductions: float = 0
   convolutions: float = 0
   draws: float = 0
   shifts: float = 0
 
   def __add__(self, other: Work) -> Work:
-    return Work(self.flops + other.flops, self.bytes + other.bytes, self.kernels + other.kernels,
-                self.convolutions + other.convolutions, self.draws + other.draws, self.shifts + other.shifts)
+    return Work(*(a + b for a, b in zip(_counts(self), _counts(other))))
 
   def __mul__(self, times: float) -> Work:
-    return Work(*(a * times for a in dataclasses.astuple(self)))
+    return Work(*(a * times for a in _counts(self)))
+
+
+_counts = operator.attrgetter(*(f.name for f in dataclasses.fields(Work)))
 
 
 def equation_work(eqn, memo: dict | None = None) -> Work:
@@ -56,7 +61,7 @@ def equation_work(eqn, memo: dict | None = None) -> Work:
   >>> import jax, jax.numpy as jnp
   >>> closed = jax.make_jaxpr(jnp.dot)(jnp.ones((2, 3)), jnp.ones((3, 4)))
   >>> equation_work(closed.eqns[0])
-  Work(flops=48, bytes=32, kernels=1, convolutions=0, draws=0, shifts=0)
+  Work(flops=48, bytes=32, kernels=1, reductions=0, convolutions=0, draws=0, shifts=0)
   """
   memo = {} if memo is None else memo
   name, params = eqn.primitive.name, eqn.params
@@ -76,12 +81,14 @@ def equation_work(eqn, memo: dict | None = None) -> Work:
   if name == "conv_general_dilated":
     kernel = eqn.invars[1].aval.shape
     per_output = math.prod(kernel) // max(kernel[params["dimension_numbers"].rhs_spec[0]], 1)
-    return Work(2 * size * per_output, results, 1, 1)
-  return Work(size, results, 0 if name in FUSIBLE else 1, draws=name in GENERATORS, shifts=name in _SHIFTING)
+    return Work(2 * size * per_output, results, 1, convolutions=1)
+  return Work(size, results, kernels=name not in FUSIBLE, reductions=name.startswith(_REDUCING),
+              draws=name in GENERATORS, shifts=name in _SHIFTING)
 
 
 _DRAWS = frozenset({"random_bits", "threefry2x32"})
 _SHIFTING = frozenset({"concatenate", "pad", "rev", "transpose"})
+_REDUCING = ("reduce_", "arg", "cum")
 _TRANSPARENT = frozenset({"checkpoint", "remat2", "closed_call"})
 # Their jaxprs combine two numbers and say nothing of the size of the work.
 _COMBINING = frozenset({"scatter", "scatter-add", "scatter_add", "reduce", "reduce_window", "sort"})
