@@ -36,7 +36,7 @@ class _Block:
     period: equations of a member.
     operands: per argument of the function, the operands of a member that are it, as (equation, operand), the
       equation counted from the member's start.
-    is_fenced: per argument, whether something between the blocks makes it.
+    is_fenced: per argument, whether something that stands behind the block before makes it.
     results: the results that are read outside of members, counted from a member's first.
     is_read_between: per result, whether something that stands before the next block reads it.
   """
@@ -106,11 +106,10 @@ def _block(program: Program, at: np.ndarray, unit: np.ndarray) -> _Block | None:
   operands = _operands(program, at)
   if operands is None:
     return None
-  made = [program.makers[[v for v in values if v >= 0]] for values in operands]
   results, is_read_between = _results(program, at, unit)
   return _Block(
       places=tuple(at[:, 0].tolist()), period=at.shape[1], operands=tuple(map(tuple, operands.values())),
-      is_fenced=tuple(bool((unit[m] < 0).any()) for m in made), results=results, is_read_between=is_read_between)
+      is_fenced=_made_between(program, at, unit, list(operands)), results=results, is_read_between=is_read_between)
 
 
 def _operands(program: Program, at: np.ndarray) -> dict[tuple[int, ...], list[tuple[int, int]]] | None:
@@ -135,6 +134,18 @@ def _operands(program: Program, at: np.ndarray) -> dict[tuple[int, ...], list[tu
         operands.setdefault(tuple(slots[:, k].tolist()), []).append((j, n))
       k += 1
   return operands
+
+
+def _made_between(program: Program, at: np.ndarray, unit: np.ndarray, operands: list[tuple[int, ...]]) -> tuple[bool, ...]:
+  """Per argument, whether something between two blocks makes it.
+
+  What stood there before the first of the two is a residual, which XLA may make anew where it is read.
+  """
+  starts = at[:, 0]
+  before = np.append(np.iinfo(np.int64).max, np.sort(starts))[np.argsort(np.argsort(starts))]  # the first has none
+  values = np.asarray(operands, np.int64).reshape(len(operands), len(starts))
+  made = np.where(values >= 0, program.makers[np.maximum(values, 0)], -1)
+  return tuple(((made > before) & (unit[made] < 0)).any(axis=1).tolist())
 
 
 def _results(program: Program, at: np.ndarray, unit: np.ndarray):
