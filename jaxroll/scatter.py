@@ -59,7 +59,7 @@ class Growth:
     self.options = options
     self.together, self.is_apart = together, False
     self.depths = _DEPTHS if least_body < _BIG_BODY else _DEPTHS[:1]
-    self.min_trip_count, self.min_body_eqns = options.min_trip_count, options.min_body_eqns
+    self.min_trip_count, self.min_body_eqns = options.min_trip_count, max(options.min_body_eqns, least_body)
     self.min_saved = min_saved
     self.budget = budget
     self.is_done = True
@@ -364,10 +364,14 @@ class Growth:
     return parts
 
   def _convex(self, columns: np.ndarray) -> list[np.ndarray]:
-    """The group divided so that no path leaves a member and comes back, as the one that spans least has it."""
+    """The group divided so that no path leaves a member and comes back, as a member of median span and the shortest have it.
+
+    The last layer's forward and backward may be one piece, where no other's are.
+    """
     spans = columns.max(axis=1) - columns.min(axis=1)
-    phases, = self._phases(columns[[int(np.argmin(spans))]])
-    return [columns[:, phases == p] for p in np.unique(phases)]
+    by_span = np.argsort(spans, kind="stable")
+    phases = np.stack([self._phases(columns[[k]])[0] for k in (by_span[0], by_span[len(by_span) // 2])])
+    return [columns[:, (phases.T == p).all(axis=1)] for p in np.unique(phases, axis=1).T]
 
   def _phases(self, columns: np.ndarray) -> np.ndarray:
     """Per equation of a group, how often at most a path to it from the group leaves and comes back."""

@@ -58,6 +58,30 @@ def test_steps_that_read_what_they_carry_at_several_places_are_scanned(move):
   assert strategies(lambda x: steps(20, x, moved=False), X) == ["inline"], "what is not carried is not computed anew"
 
 
+def controlled(u, x):
+  """A gradient by `u` reduces what each step made."""
+  for t in range(len(u)):
+    x = x + 0.01 * (jnp.sin(x) * u[t] - x)
+  return (x ** 2).sum()
+
+
+def test_steps_that_kernels_elsewhere_read_are_not_fused():
+  u = np.linspace(-1, 1, 60, dtype=np.float32)
+  assert strategies(jax.grad(controlled), u, X) == ["scan", "scan"]
+  assert "a step" not in str(explain(jax.grad(controlled))(u, X)), "unrolled, reductions would make the steps before anew"
+  assert strategies(jax.grad(controlled, argnums=1), u, X) == ["inline", "inline"], "nothing but the last step is reduced"
+  assert strategies(controlled, u, X) == ["inline"]
+  assert set(strategies(jax.grad(controlled), u[:6], X)) <= {"inline"}, "few steps fuse well"
+
+
+def test_steps_that_their_own_reductions_read_are_not_fused():
+  def fit(k, x):
+    for _ in range(39):
+      x = x + 0.05 * (jnp.tanh(x) * k - k * x)
+    return (x ** 2).sum()
+  assert set(strategies(jax.grad(fit), np.float32(0.3), X)) <= {"scan", "fence"}
+
+
 def test_small_and_quick_bodies_are_not_fenced():
   assert strategies(chain, weights(24, 16, 16), np.ones((4, 16), np.float32)) == ["inline"]
   assert strategies(chain, weights(24, 256, 256), np.ones((64, 256), np.float32)) == ["fence"]

@@ -89,6 +89,9 @@ WRITES = {
     ".at[i, 1:].add": ((6, 3, 4), lambda b, i, h: b.at[i, 1:].add(h[1:])),
     ".at[i:i+2].set": ((7, 4), lambda b, i, h: b.at[i : i + 2].set(h[:2])),
     "pad": ((3, 12), lambda b, i, h: b + jnp.pad(h, ((0, 0), (i, 8 - i)))),
+    "pad of a column": ((3, 12), lambda b, i, h: b + jnp.pad(h[:, :1], ((0, 0), (i, 11 - i)))),
+    "pad of an element": ((6, 5), lambda b, i, h: b + lax.pad(h[0, 1][None, None], 2., ((i, 5 - i, 0), (1, 3, 0)))),
+    "pad of a column of many": ((3, 400), lambda b, i, h: b + jnp.pad(h[:, :1], ((0, 0), (i, 399 - i)))),
     "lax.pad with gaps": ((3, 12), lambda b, i, h: b + lax.pad(h, 0., ((0, 0, 0), (i, 5 - i, 1)))),
 }
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from jaxroll import RollOptions, explain, order, roll_jit
+from jaxroll.pipeline import roll_jaxpr
 from jaxroll.testing import check_roll
 from programs import weights
 
@@ -53,6 +54,24 @@ def test_blocks_are_outlined_though_the_search_for_what_can_be_together_was_cut_
   report = check_roll(blocks, *args(), options=AUTO)
   assert apart(report) == [6]
   assert any("bound on work" in refusal.reason for refusal in report.refusals)
+
+
+def test_gradient_of_a_linear_loss():
+  """The last block's forward and backward are one piece, those of the others are two."""
+  gradient = explain(jax.grad(lambda *a: blocks(*a).sum()), AUTO)(*args())
+  assert min(apart(gradient), default=0) >= 5
+  check_roll(jax.grad(lambda *a: blocks(*a).sum()), *args(), **VALUES)
+
+
+def test_residuals_that_xla_may_make_anew_are_not_fenced():
+  """Backward blocks read what the forward pass made between its blocks; only the cotangent stands between them."""
+  rolled, report = roll_jaxpr(jax.make_jaxpr(jax.grad(lambda *a: (blocks(*a) ** 2).sum()))(*args()), AUTO)
+  assert len(apart(report)) >= 2
+  calls = [e.params["jaxpr"].jaxpr for e in rolled.jaxpr.eqns if e.primitive.name == "jit" and e.params["name"] == "fence_body"]
+  backward = calls[-1]
+  fences = [e for e in backward.eqns if e.params.get("name") in ("fence", "_identity") or e.primitive.name == "optimization_barrier"]
+  fenced = [v for e in fences for v in e.invars if v in backward.invars]
+  assert len(fenced) == 1 and len(backward.invars) > 2
 
 
 @pytest.mark.parametrize("strategy", ["fence", "call"])
