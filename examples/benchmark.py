@@ -197,6 +197,18 @@ def heat(steps=30, size=64):
   return run, (Random()(size, size),)
 
 
+@program("control")
+def control(steps=60, size=64):
+  """The gradient of a simulation's last state by what drove it at each step."""
+  def loss(drive, x):
+    for t in range(steps):
+      x = x + 0.05 * (jnp.sin(x) * drive[t] - x)
+    return (x * x).mean()
+
+  make = Random()
+  return jax.grad(loss), (make(steps), make(size))
+
+
 @program("lstm")
 def lstm(steps=64, layers=2, width=64, batch=8):
   random = Random()

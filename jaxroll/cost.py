@@ -45,8 +45,8 @@ _UNROLLED_SECONDS, _UNROLLED = 2e-6, 4
 # A step that reads what it carries at several places, such as a stencil's, fuses with those before it into a kernel that
 # computes each place anew, more of them with each step: `examples/benchmark.py --only heat` compiles in 14 s and runs in
 # 22 ms, as a loop in .3 s and .1 ms. From so many steps on a loop also runs faster on small arrays.
-# So does one whose results are read by kernels elsewhere, each of which makes all the steps before anew: the gradient
-# of `x += h * (sin(x) * u[t] - x)` by the controls u.
+# So does one whose results reductions or kernels elsewhere read, each of which makes all the steps before anew: the
+# gradient by a parameter of a simulation (`--only control`).
 _FUSED_TRIPS = 8
 _FLOPS, _BANDWIDTH = 3e10, 1e10  # of a CPU core, roughly
 # From so many iterations on, calls kept out of line compile faster than fences, where they are known to survive.
@@ -221,8 +221,9 @@ def _divided(program: Program, plan: Schedule, inputs: int, options: RollOptions
       estimate = estimate_scan(program, loop, memo, rolls)
       if estimate.is_random and not (loop.reverse or loop.read_whole or loop.carried_ys):
         loop = dataclasses.replace(loop, segments=_segments(_waiting(program, loop), inputs, loop.roll.trips))
-      elif (loop.strategy == "scan" and not (estimate.is_random or estimate.is_slow_fused or estimate.work.reductions) and options.optimize_for != "compile"
-            and estimate.seconds < _UNROLLED_SECONDS and estimate.trips >= 2 * _UNROLLED):
+      elif (loop.strategy == "scan" and options.optimize_for != "compile" and estimate.trips >= 2 * _UNROLLED
+            and not (estimate.is_random or estimate.is_slow_fused or estimate.work.reductions)
+            and estimate.seconds < _UNROLLED_SECONDS):
         loop = dataclasses.replace(loop, unroll=_UNROLLED)
     loops.append(loop)
   return dataclasses.replace(plan, loops=tuple(loops))
