@@ -222,7 +222,7 @@ def _divided(program: Program, plan: Schedule, inputs: int, options: RollOptions
       if estimate.is_random and not (loop.reverse or loop.read_whole or loop.carried_ys):
         loop = dataclasses.replace(loop, segments=_segments(_waiting(program, loop), inputs, loop.roll.trips))
       elif (loop.strategy == "scan" and options.optimize_for != "compile" and estimate.trips >= 2 * _UNROLLED
-            and not (estimate.is_random or estimate.is_slow_fused or estimate.work.reductions)
+            and not (estimate.is_random or estimate.is_slow_fused)
             and estimate.seconds < _UNROLLED_SECONDS):
         loop = dataclasses.replace(loop, unroll=_UNROLLED)
     loops.append(loop)
