@@ -62,7 +62,8 @@ def outline(program: Program, options: RollOptions, strategy: str, platform: str
   is_auto = options.strategy == "auto"
   body, saved = (_LEAST_BODY, _LEAST_SAVED) if is_auto else (2, 1)
   called = frozenset(e for e, eqn in enumerate(program.eqns) if eqn.params.get("name") in CALLS)
-  growth = Growth(program, [], options, saved, effort(program), together=False, least_body=body, left_out=called)
+  growth = Growth(program, [], options, saved, effort(program), together=False,
+                  least_body=body if is_auto else 1, left_out=called)
   groups = [g for g in growth.run() if int(program.sizes[g[0]].sum()) >= body
             and (not is_auto or _has_kernels(program, g[0]))]
   order = arranged(program, groups, [False] * len(groups)) if groups else None
