@@ -98,7 +98,7 @@ class Estimate:
     is_random: whether the body does nothing but derive keys and draw random bits.
     is_independent: whether no iteration reads what another made.
     is_stencil: whether many iterations, which fuse, read what they carry at several places.
-    is_remade: whether kernels elsewhere read what many iterations, which fuse, make one from the other.
+    is_remade: whether reductions, or kernels elsewhere, read what many iterations, which fuse, make one from the other.
   """
 
   saved: int

@@ -274,12 +274,16 @@ class Growth:
     new = (found >= 0) & self.free[found] & (self.member[found] < 0)
     if not new.any():
       return None, None
-    key = np.where(new, program.fingerprints[found] * 1024 + np.minimum(place, 1023), -1)
+    key = np.where(new, self._kinds(found, place), -1)
     agree = new if (key == key[0]).all() else key == _by_count(key[new])[0]
     one = found[agree].tolist()
     if len(set(one)) < len(one):
       return None, None  # what several members share is no part of any
     return found, agree
+
+  def _kinds(self, eqns: np.ndarray, places: np.ndarray) -> np.ndarray:
+    """A number per equation and operand, equal for operands at one place of equal equations."""
+    return self.program.fingerprints[eqns] * 1024 + np.minimum(places, 1023)
 
   def _nth_readers(self, values: np.ndarray, nth: int):
     """Per value the equation of the nth most frequent kind of their readers that reads it, or -1, and at which operand."""
@@ -290,7 +294,7 @@ class Growth:
       found = self.reader[slots]
       if not nth and self.free[found].all():
         place = slots - program.slot_start[found]
-        kinds = program.fingerprints[found] * 1024 + np.minimum(place, 1023)
+        kinds = self._kinds(found, place)
         if (kinds == kinds[0]).all():
           return found, place
     at = first[:, None] + np.arange(_READERS)
@@ -299,7 +303,7 @@ class Growth:
     readers = self.reader[slots]
     inside &= self.free[readers]
     places = slots - program.slot_start[readers]
-    kinds = np.where(inside, program.fingerprints[readers] * 1024 + np.minimum(places, 1023), -1)
+    kinds = np.where(inside, self._kinds(readers, places), -1)
     by_count = _by_count(kinds[inside])
     if nth >= len(by_count):
       return None, None
