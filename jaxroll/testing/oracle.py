@@ -15,6 +15,7 @@ from typing import Any, Callable
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from jaxroll import compat
 
@@ -162,6 +163,11 @@ def _bindable(value):
   return jax.random.wrap_key_data(data, impl=value.impl)
 
 
+def _is_traced(values) -> bool:
+  """Whether JAX has to be asked for what is done with these values: inside of a `shard_map`."""
+  return any(isinstance(v, jax.core.Tracer) for v in values)
+
+
 def _movable(value):
   """The value as a NumPy array or `_Keys`."""
   if not is_key(value):
@@ -182,10 +188,14 @@ def _move(rule: Callable, values, params) -> list:
 
 
 def _stacked(values) -> Any:
+  if _is_traced(values):
+    return jnp.stack([_bindable(v) for v in values])
   return _move(lambda _, *xs: np.stack(xs), values, {})[0]
 
 
 def _element(value, index: int) -> Any:
+  if _is_traced([value]):
+    return lax.index_in_dim(value, index, keepdims=False)
   return _move(lambda _, x: x[index], [value], {})[0]
 
 
@@ -201,7 +211,7 @@ def _run(closed, values, consts=None) -> list:
   for eqn in jaxpr.eqns:
     operands = [read(a) for a in eqn.invars]
     name = eqn.primitive.name
-    if name in _MOVES and _can_move(eqn):
+    if name in _MOVES and _can_move(eqn) and not _is_traced(operands):
       outs = _move(_MOVES[name], operands, eqn.params)
     elif name in _CONTROL:
       outs = _CONTROL[name](eqn, operands)
@@ -241,7 +251,7 @@ def _scan(eqn, operands) -> list:
   else:
     n_consts, n_carry, _ = (len(part) for part in params["ft_in"].unpack())
   consts, carry, xs = operands[:n_consts], operands[n_consts : n_consts + n_carry], operands[n_consts + n_carry :]
-  xs = [_movable(x) for x in xs]
+  xs = [x if _is_traced([x]) else _movable(x) for x in xs]
   ys: list[list] = []
   for i in reversed(range(length)) if params["reverse"] else range(length):
     outs = _run(body, [*consts, *carry, *[_element(x, i) for x in xs]])
@@ -253,6 +263,8 @@ def _scan(eqn, operands) -> list:
 
 
 def _while(eqn, operands) -> list:
+  if _is_traced(operands):  # shards may go on for different times
+    return _bind(eqn, [_bindable(v) for v in operands])
   params = eqn.params
   n_cond, n_body = params["cond_nconsts"], params["body_nconsts"]
   cond_consts, body_consts = operands[:n_cond], operands[n_cond : n_cond + n_body]
@@ -273,9 +285,23 @@ def _batched_select(which: np.ndarray, on_false, on_true):
 
 
 def _cond(eqn, operands) -> list:
+  if _is_traced(operands[:1]):
+    return _bind(eqn, [_bindable(v) for v in operands])
   branches = eqn.params["branches"]
   index = int(np.asarray(operands[0]))
   return _run(branches[index if 0 <= index < len(branches) else len(branches) - 1], operands[1:])
+
+
+def _shard_map(eqn, operands) -> list:
+  """Without `jax.jit` around it, JAX runs a `shard_map` one primitive at a time."""
+  params = eqn.params
+  operands = [_bindable(v) for v in operands]
+  if _is_traced(operands):
+    return _bind(eqn, operands)
+  run = lambda *values: tuple([_bindable(v) for v in _run(params["jaxpr"], values)])
+  return list(jax.shard_map(
+      run, mesh=params["mesh"], in_specs=params["in_specs"], out_specs=params["out_specs"],
+      axis_names=params["newly_manual_axes"], check_vma=params["check_vma"])(*operands))
 
 
 def _call(param: str) -> Callable:
@@ -287,7 +313,7 @@ def _same(eqn, operands) -> list:
 
 
 _CONTROL = {
-    "scan": _scan, "while": _while, "cond": _cond, "jit": _call("jaxpr"), "pjit": _call("jaxpr"),
+    "scan": _scan, "while": _while, "cond": _cond, "shard_map": _shard_map, "jit": _call("jaxpr"), "pjit": _call("jaxpr"),
     "remat2": _call("jaxpr"), "checkpoint": _call("jaxpr"), "closed_call": _call("call_jaxpr"),
     "core_call": _call("call_jaxpr"), "custom_jvp_call": _call("call_jaxpr"),
     "custom_vjp_call": _call("call_jaxpr"), "copy": _same, "copy_p": _same, "optimization_barrier": _same}

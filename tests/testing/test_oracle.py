@@ -55,6 +55,34 @@ def test_while_with_a_condition_per_batch_element():
   check(jax.vmap(fun), X, np.array([0, 3, 1]))
 
 
+def sharded(fun):
+  """`fun` by each of two devices on a half of its last argument."""
+  mesh = jax.make_mesh((2,), ("i",), devices=jax.devices()[:2], axis_types=(jax.sharding.AxisType.Auto,))
+  return lambda w, x: jax.shard_map(fun, mesh=mesh, in_specs=(jax.P(), jax.P("i")), out_specs=jax.P("i"))(w, x)
+
+
+def test_shard_map():
+  def fun(key, x):
+    def step(c, y):
+      y = lax.cond(y.sum() > 0, jnp.sin, jnp.cos, y) + jax.random.normal(key, y.shape)
+      return c + lax.psum(y, "i"), (jax.jit(jnp.tanh)(y), jax.random.split(key, 2))
+    total, (ys, keys) = lax.scan(step, jnp.zeros(4), x, reverse=True)
+    doubled = lax.while_loop(lambda c: c.sum() < 100, lambda c: c * 2, jnp.abs(ys) + 1)
+    return ys + lax.axis_index("i"), doubled + total, jax.random.key_data(keys)
+  check(sharded(fun), jax.random.key(0), np.concatenate([X, -X[:, ::-1], X * 2, X]))
+
+
+def test_shard_map_is_not_fused():
+  """What XLA rounds differently when it compiles a whole loop comes out as it does without the `shard_map`."""
+  def fun(w, x):
+    return lax.scan(lambda c, y: (jnp.tanh(c @ w) + y * 0.7, c * y + 0.3), x[0], x)[1]
+  x = np.random.RandomState(0).randn(32, 4).astype(np.float32)
+  w = x[:4] * 0.5
+  got, = evaluate(jax.make_jaxpr(sharded(fun))(w, x), w, x)
+  halves = [evaluate(jax.make_jaxpr(fun)(w, half), w, half)[0] for half in (x[:16], x[16:])]
+  assert bits_differ(np.concatenate(halves), got) is None
+
+
 @pytest.mark.parametrize("flag", [False, True])
 def test_cond(flag):
   check(lambda p, x: lax.cond(p, lambda x: (x, 1), lambda x: (x * 2, 2), x), flag, X)
