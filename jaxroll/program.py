@@ -137,58 +137,50 @@ def analyze(closed, fingerprinter: Fingerprinter) -> Program:
   jaxpr = closed.jaxpr
   eqns = _equations(jaxpr, fingerprinter)
   ids: dict[Any, int] = {}
-  avals: dict[int, tuple] = {}
   outer: list[Any] = []
   outer_ids: dict[Any, int] = {}
 
-  def new_outer(key, atom, aval):
+  def new_outer(key, atom):
     found = outer_ids.get(key)
     if found is None:
       outer.append(atom)
       found = outer_ids[key] = -len(outer)
-      avals[found] = aval
     return found
 
   for v in jaxpr.invars:
-    ids[v] = new_outer(v, v, fingerprinter.aval(v.aval))
+    ids[v] = new_outer(v, v)
   for v, c in zip(jaxpr.constvars, closed.consts):
-    ids[v] = new_outer((array_key(c), v.aval), v, fingerprinter.aval(v.aval))
+    ids[v] = new_outer((array_key(c), v.aval), v)
 
-  fingerprints, sizes, slots, slot_start, out_start = [], [], [], [0], [0]
+  fingerprints, slots, slot_start, out_start = [], [], [0], [0]
   out_vars: list[Any] = []
   canonical: list[int] = []
   numbering: dict[Any, int] = {}
-  literal_type = compat.Literal
+  literal_type, literal_key, aval_key = compat.Literal, fingerprinter.literal, fingerprinter.aval
   for eqn in eqns:
-    operands = []
-    for atom in eqn.invars:
-      if type(atom) is literal_type:
-        operands.append(new_outer(fingerprinter.literal(atom), atom, fingerprinter.aval(atom.aval)))
-      else:
-        operands.append(ids[atom])
-    fp, statics = fingerprinter.equation(eqn, [avals[o] for o in operands])
+    atoms = eqn.invars
+    operands = [ids[a] if type(a) is not literal_type else new_outer(literal_key(a), a) for a in atoms]
+    fp, statics = fingerprinter.equation(eqn, [aval_key(a.aval) for a in atoms])
     if statics:
-      types = [None if s.aval is None else fingerprinter.aval(s.aval) for s in statics]
-      operands += [new_outer(fingerprinter.static(s), s, t) for s, t in zip(statics, types)]
-    first = len(out_vars)
-    same = first
+      operands += [new_outer(fingerprinter.static(s), s) for s in statics]
+    first = same = len(canonical)
     if fp >= 0:
       same = numbering.setdefault((fp, *[canonical[o] if o >= 0 else o for o in operands]), first)
     for k, v in enumerate(eqn.outvars):
       ids[v] = first + k
-      avals[first + k] = fingerprinter.aval(v.aval)
       canonical.append(same + k)
     out_vars += eqn.outvars
     fingerprints.append(fp)
-    sizes.append(fingerprinter.size(eqn))
     slots += operands
     slot_start.append(len(slots))
-    out_start.append(len(out_vars))
+    out_start.append(len(canonical))
 
-  results = tuple(
-      new_outer(fingerprinter.literal(a), a, None) if type(a) is literal_type else ids[a] for a in jaxpr.outvars)
-  arrays = [np.asarray(a, np.int64) for a in (fingerprints, sizes, slots, slot_start, out_start, canonical)]
-  fingerprints, sizes, slots, slot_start, out_start, canonical = arrays
+  results = tuple(new_outer(literal_key(a), a) if type(a) is literal_type else ids[a] for a in jaxpr.outvars)
+  arrays = [np.asarray(a, np.int64) for a in (fingerprints, slots, slot_start, out_start, canonical)]
+  fingerprints, slots, slot_start, out_start, canonical = arrays
+  # Equal equations have the same size and results of the same types: looked up for one of each.
+  _, one, kind = np.unique(fingerprints, return_index=True, return_inverse=True)
+  sizes = np.asarray([fingerprinter.size(eqns[e]) for e in one.tolist()], np.int64)[kind]
   first_use = np.full(len(out_vars), len(eqns), np.int64)
   last_use = np.full(len(out_vars), -1, np.int64)
   reader = np.repeat(np.arange(len(eqns)), np.diff(slot_start))
@@ -250,7 +242,10 @@ def _equations(jaxpr, fingerprinter: Fingerprinter) -> list:
   What a loop hands on to its next iteration nothing reads after the last one: a key that was split once more.
   Without the equations that make it, the last iteration would not be like the others.
   """
-  live = {id(e) for e in live_equations(jaxpr)}
+  live = live_equations(jaxpr)
+  if len(live) == len(jaxpr.eqns):
+    return live
+  live = {id(e) for e in live}
   dead = [e for e in jaxpr.eqns
           if id(e) not in live and sum(aval_bytes(v.aval) for v in e.outvars) <= _SMALL_BYTES]
   primitives = {e.primitive for e in dead}
