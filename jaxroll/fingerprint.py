@@ -34,11 +34,11 @@ class Fingerprinter:
   def __init__(self):
     self._ids: dict[Hashable, int] = {}
     self._fresh = itertools.count(-1, -1)
-    self._avals: dict[Any, tuple[int, int, bool]] = {}
+    self._avals: dict[Any, tuple[int, int | None]] = {}
     self._jaxprs: dict[tuple[int, bool], tuple[int | None, Any]] = {}
     self._sizes: dict[int, tuple[int, Any]] = {}  # of jaxprs, by id; holds them
     self._sizes_of_equal: dict[int, int] = {}  # of equations, by fingerprint
-    self._equations: dict[int, tuple[int, tuple, Any]] = {}  # by id; holds the equation, so that ids stay theirs
+    self._equations: dict[int, tuple[tuple[int, tuple], Any]] = {}  # by id; holds the equation, so that ids stay theirs
     self.statics: dict = {}  # `static_operands`' memo
 
   def _intern(self, key: Hashable) -> int:
@@ -52,16 +52,16 @@ class Fingerprinter:
     """A fingerprint that equals no other."""
     return next(self._fresh)
 
-  def aval(self, aval) -> tuple[int, int, bool]:
-    """Ids of a type with and without its weak type, and whether it is plain."""
+  def aval(self, aval) -> tuple[int, int | None]:
+    """Ids of a type, and of it without its weak type; the second is None if it is not plain."""
     found = self._avals.get(aval)
     if found is None:
-      plain = compat.is_plain(aval)
-      exact = self._intern(("aval", aval))
-      strong = exact
-      if plain and aval.weak_type:
+      exact = strong = self._intern(("aval", aval))
+      if not compat.is_plain(aval):
+        strong = None
+      elif aval.weak_type:
         strong = self._intern(("aval", aval.update(weak_type=False)))
-      found = self._avals[aval] = (exact, strong, plain)
+      found = self._avals[aval] = (exact, strong)
     return found
 
   def literal(self, literal) -> Hashable:
@@ -69,6 +69,8 @@ class Fingerprinter:
     value = literal.val
     if type(value) in (bool, int, float):
       return (type(value), repr(value), self.aval(literal.aval)[0])
+    if isinstance(value, np.ndarray) and not value.ndim and not value.dtype.hasobject:
+      return (value.dtype, value.tobytes(), self.aval(literal.aval)[0])
     return (array_key(value), self.aval(literal.aval)[0])
 
   def static(self, static) -> Hashable:
@@ -77,35 +79,31 @@ class Fingerprinter:
       return self.literal(static)
     return ("static", static.val) if static.aval is None else (array_key(static.val), self.aval(static.aval)[0])
 
-  def equation(self, eqn, operand_avals) -> tuple[int, tuple]:
-    """The fingerprint of `eqn` and its static operands.
-
-    `operand_avals` are the `aval` ids of its operands. An equation that must not
-    be merged with any other has a negative fingerprint.
-    """
+  def equation(self, eqn) -> tuple[int, tuple]:
+    """The fingerprint of `eqn` and its static operands; negative if it must not be merged with any other."""
     found = self._equations.get(id(eqn))
     if found is None:
-      found = self._equations[id(eqn)] = (*self._equation(eqn, operand_avals), eqn)
-    return found[:2]
+      found = self._equations[id(eqn)] = (self._equation(eqn), eqn)
+    return found[0]
 
-  def _equation(self, eqn, operand_avals) -> tuple[int, tuple]:
-    primitive, params = eqn.primitive, eqn.params
+  def _equation(self, eqn) -> tuple[int, tuple]:
+    primitive, params, aval = eqn.primitive, eqn.params, self.aval
     statics = static_operands(eqn, self.statics) if params else ()
-    outs = [self.aval(v.aval) for v in eqn.outvars]
-    if ((eqn.effects and not compat.is_pure(eqn.effects)) or primitive.name in _STATEFUL
-        or not all([a[2] for a in operand_avals]) or not all([a[2] for a in outs]) or exempt.is_exempt(eqn)):
+    operands = tuple([aval(a.aval)[1] for a in eqn.invars])
+    outs = [aval(v.aval) for v in eqn.outvars]
+    if (None in operands or any([strong is None for _, strong in outs]) or primitive.name in _STATEFUL
+        or (eqn.effects and not compat.is_pure(eqn.effects)) or exempt.is_exempt(eqn)):
       return self.unique(), statics
-    rule = STATIC_OPERANDS.get(primitive)
-    key = self._params(primitive, params, bool(statics)) if rule is None else rule.split(params)[0]
-    if key is None:
-      return self.unique(), statics
-    key = (primitive, eqn.ctx, key, tuple([a[1] for a in operand_avals]), tuple([a[0] for a in outs]))
-    return self._intern(key), statics
+    key = ()
+    if params:
+      rule = STATIC_OPERANDS.get(primitive)
+      key = self._params(primitive, params, bool(statics)) if rule is None else rule.split(params)[0]
+      if key is None:
+        return self.unique(), statics
+    return self._intern((primitive, eqn.ctx, key, operands, tuple([exact for exact, _ in outs]))), statics
 
   def _params(self, primitive, params, has_statics: bool) -> Hashable | None:
     """A key for an equation's parameters, or None if they can't be compared."""
-    if not params:
-      return ()
     try:
       cosmetic = _COSMETIC.get(primitive.name, ())
       return tuple([(k, self.jaxpr(v, False) if has_statics and k == "jaxpr" else self._value(v))
@@ -163,32 +161,30 @@ class Fingerprinter:
     jaxpr = getattr(closed, "jaxpr", closed)
     consts = getattr(closed, "consts", ())
     numbers: dict[Any, int] = {}
-    avals: dict[Any, tuple] = {}
     inputs = [*jaxpr.constvars, *jaxpr.invars]
     for v in inputs:
-      numbers[v], avals[v] = len(numbers), self.aval(v.aval)
+      numbers[v] = len(numbers)
     def atom(a):
       return numbers[a] if type(a) is not compat.Literal else self.literal(a)
     def operand(a):
       return numbers[a] if type(a) is not compat.Literal else self.literal(a) if with_statics else self.aval(a.aval)
     lines = []
     for eqn in jaxpr.eqns:
-      fp, statics = self.equation(
-          eqn, [self.aval(a.aval) if type(a) is compat.Literal else avals[a] for a in eqn.invars])
+      fp, statics = self.equation(eqn)
       if fp < 0:
         raise _Incomparable
       held = tuple(map(self.static, statics)) if with_statics else len(statics)
       lines.append((fp, held, tuple(map(operand, eqn.invars)),
                     tuple([type(v) is compat.DropVar for v in eqn.outvars])))
       for v in eqn.outvars:
-        numbers[v], avals[v] = len(numbers), self.aval(v.aval)
-    return ("jaxpr", with_statics, len(jaxpr.constvars), tuple([avals[v][0] for v in inputs]),
+        numbers[v] = len(numbers)
+    return ("jaxpr", with_statics, len(jaxpr.constvars), tuple([self.aval(v.aval)[0] for v in inputs]),
             tuple([array_key(c) for c in consts]) if with_statics else len(consts), tuple(lines),
             tuple([atom(a) for a in jaxpr.outvars]))
 
   def size(self, eqn) -> int:
     """How many equations `eqn` stands for, as XLA meets them: nested ones counted, generators written out."""
-    fingerprint = self._equations.get(id(eqn), _NO_FINGERPRINT)[0]
+    fingerprint = self._equations.get(id(eqn), _NO_FINGERPRINT)[0][0]
     found = self._sizes_of_equal.get(fingerprint)
     if found is None:
       found = _SIZES.get(eqn.primitive.name, 1) + sum([self.jaxpr_size(j) for j in nested_jaxprs(eqn.params)])
@@ -221,7 +217,7 @@ def _distinct_size(jaxpr, seen: dict[int, Any]) -> int:
 GENERATORS = frozenset({"random_bits", "random_split", "random_fold_in", "threefry2x32"})
 # XLA compiles this many instructions for an equation.
 _SIZES = dict.fromkeys(GENERATORS, 100)
-_NO_FINGERPRINT = (-1,)
+_NO_FINGERPRINT = ((-1,),)
 
 
 class _Incomparable(Exception):

@@ -70,7 +70,7 @@ def _stands(jaxpr, eqns, text: bytes, codes: dict, fingerprinter: Fingerprinter)
 
 
 def _fingerprints(eqns, fingerprinter: Fingerprinter) -> list[int]:
-  return [fingerprinter.equation(e, [fingerprinter.aval(a.aval) for a in e.invars])[0] for e in eqns]
+  return [fingerprinter.equation(e)[0] for e in eqns]
 
 
 def _written_out(closed, chosen: set[int]):

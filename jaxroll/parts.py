@@ -105,17 +105,20 @@ class Finder:
     pieces = self._one_arrays_pieces(wanted)
     if pieces:
       return (pieces,)
-    parts = self._joined(wanted)
+    elements = [self._part(self.values.resolve(v)) for v in wanted]
+    if not any(isinstance(e, Part) for e in elements):
+      return tuple(elements)
+    parts = self._joined(elements)
     for ways in range(2, min(_WAYS, len(wanted) // 2, len(parts)) + 1):
-      columns = [self._joined(wanted[i::ways]) for i in range(ways)] if len(wanted) % ways == 0 else []
+      columns = [self._joined(elements[i::ways]) for i in range(ways)] if len(wanted) % ways == 0 else []
       if columns and all(len(c) == 1 and isinstance(c[0], Part) for c in columns):
         return (Woven(tuple(c[0] for c in columns)),)
     return tuple(self._single(p) if isinstance(p, Part) and p.count == 1 else p for p in parts)
 
-  def _joined(self, wanted) -> list[Part | One]:
+  def _joined(self, elements) -> list[Part | One]:
+    """As few parts as these elements make."""
     parts: list[Part | One] = []
-    for value in wanted:
-      new = self._part(self.values.resolve(value))
+    for new in elements:
       joined = self._join(parts[-1], new) if parts else None
       if joined:
         parts[-1] = joined
@@ -170,7 +173,7 @@ class Finder:
         return None
       step = new.first - (last.first + last.step * (last.count - 1))
       if step in (1, -1) and (last.count == 1 or step == last.step):
-        return dataclasses.replace(last, step=step, count=last.count + 1)
+        return Part(last.loop, last.result, last.first, step, last.count + 1, last.available)
       return None
     if isinstance(last, One) and isinstance(new, One):
       return None

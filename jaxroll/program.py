@@ -156,11 +156,10 @@ def analyze(closed, fingerprinter: Fingerprinter) -> Program:
   out_vars: list[Any] = []
   canonical: list[int] = []
   numbering: dict[Any, int] = {}
-  literal_type, literal_key, aval_key = compat.Literal, fingerprinter.literal, fingerprinter.aval
+  literal_type, literal_key = compat.Literal, fingerprinter.literal
   for eqn in eqns:
-    atoms = eqn.invars
-    operands = [ids[a] if type(a) is not literal_type else new_outer(literal_key(a), a) for a in atoms]
-    fp, statics = fingerprinter.equation(eqn, [aval_key(a.aval) for a in atoms])
+    operands = [ids[a] if type(a) is not literal_type else new_outer(literal_key(a), a) for a in eqn.invars]
+    fp, statics = fingerprinter.equation(eqn)
     if statics:
       operands += [new_outer(fingerprinter.static(s), s) for s in statics]
     first = same = len(canonical)
@@ -179,8 +178,12 @@ def analyze(closed, fingerprinter: Fingerprinter) -> Program:
   arrays = [np.asarray(a, np.int64) for a in (fingerprints, slots, slot_start, out_start, canonical)]
   fingerprints, slots, slot_start, out_start, canonical = arrays
   # Equal equations have the same size and results of the same types: looked up for one of each.
-  _, one, kind = np.unique(fingerprints, return_index=True, return_inverse=True)
-  sizes = np.asarray([fingerprinter.size(eqns[e]) for e in one.tolist()], np.int64)[kind]
+  _, firsts, kind = np.unique(fingerprints, return_index=True, return_inverse=True)
+  firsts = [eqns[e] for e in firsts.tolist()]
+  sizes = np.asarray([fingerprinter.size(e) for e in firsts], np.int64)[kind]
+  first_bytes = np.asarray([aval_bytes(v.aval) for e in firsts for v in e.outvars], np.int64)
+  first_start = np.cumsum([0, *[len(e.outvars) for e in firsts]])
+  out_bytes = first_bytes[stretches(first_start[kind], np.diff(out_start))]
   first_use = np.full(len(out_vars), len(eqns), np.int64)
   last_use = np.full(len(out_vars), -1, np.int64)
   reader = np.repeat(np.arange(len(eqns)), np.diff(slot_start))
@@ -190,10 +193,8 @@ def analyze(closed, fingerprinter: Fingerprinter) -> Program:
   last_use[[r for r in results if r >= 0]] = len(eqns)
   return Program(
       closed=closed, fingerprinter=fingerprinter, eqns=tuple(eqns), fingerprints=fingerprints, sizes=sizes,
-      slots=slots, slot_start=slot_start,
-      out_start=out_start, out_vars=tuple(out_vars),
-      out_bytes=np.asarray([aval_bytes(v.aval) for v in out_vars], np.int64), outer=tuple(outer), results=results,
-      canonical=canonical, first_use=first_use, last_use=last_use)
+      slots=slots, slot_start=slot_start, out_start=out_start, out_vars=tuple(out_vars),
+      out_bytes=out_bytes, outer=tuple(outer), results=results, canonical=canonical, first_use=first_use, last_use=last_use)
 
 
 def reordered(program: Program, order: np.ndarray) -> Program:
@@ -245,22 +246,21 @@ def _equations(jaxpr, fingerprinter: Fingerprinter) -> list:
   live = live_equations(jaxpr)
   if len(live) == len(jaxpr.eqns):
     return live
-  live = {id(e) for e in live}
+  is_live = {id(e) for e in live}
   dead = [e for e in jaxpr.eqns
-          if id(e) not in live and sum(aval_bytes(v.aval) for v in e.outvars) <= _SMALL_BYTES]
+          if id(e) not in is_live and sum([aval_bytes(v.aval) for v in e.outvars]) <= _SMALL_BYTES]
   primitives = {e.primitive for e in dead}
 
-  def kind(eqn) -> int:
-    return fingerprinter.equation(eqn, [fingerprinter.aval(a.aval) for a in eqn.invars])[0]
-
-  kinds = {id(e): kind(e) for e in dead}
-  often = Counter(kind(e) for e in jaxpr.eqns if id(e) in live and e.primitive in primitives)
+  kinds = {id(e): fingerprinter.equation(e)[0] for e in dead}
+  often = Counter([fingerprinter.equation(e)[0] for e in live if e.primitive in primitives])
   often.subtract({k: 2 * n for k, n in Counter(kinds.values()).items()})
+  if not any(k >= 0 and often[k] >= 0 for k in kinds.values()):
+    return live
   left_out: set[Any] = set()
   kept = []
   for eqn in jaxpr.eqns:
     repeats = kinds.get(id(eqn), -1) >= 0 and often[kinds[id(eqn)]] >= 0
-    if id(eqn) in live or repeats and left_out.isdisjoint(
+    if id(eqn) in is_live or repeats and left_out.isdisjoint(
         [a for a in eqn.invars if type(a) is not compat.Literal]):
       kept.append(eqn)
     else:
@@ -274,7 +274,8 @@ def live_equations(jaxpr) -> list:
   needed = {a for a in jaxpr.outvars if type(a) is not literal_type}
   live = []
   for eqn in reversed(jaxpr.eqns):
-    if eqn.effects or any([v in needed for v in eqn.outvars]):
+    outs = eqn.outvars
+    if (outs[0] in needed if len(outs) == 1 else not needed.isdisjoint(outs)) or eqn.effects:
       live.append(eqn)
       needed.update([a for a in eqn.invars if type(a) is not literal_type])
   live.reverse()

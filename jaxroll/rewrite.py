@@ -145,7 +145,7 @@ class _Evaluation:
     x, aval = self.read(value), self.program.aval(value)
     if not hasattr(x, "dtype"):
       return jnp.asarray(x, np.int32 if aval is None else aval.dtype)
-    return strong(x)
+    return strong(x) if getattr(aval, "weak_type", False) else x  # loops' results are strong where the program's are weak
 
   def result(self, value: int, atom) -> Any:
     if type(atom) is compat.Literal:
@@ -222,7 +222,9 @@ class _Evaluation:
     self.fence([v for s in (roll.inputs[i] for i in loop.inputs) if isinstance(s, Carry) and s.result in carried
                 for v in s.inits if self.program.is_computed(v)])
     for trip in range(roll.trips):
-      outs = call(*[self.argument(loop, roll.inputs[i], trip, hidden) for i in loop.inputs])
+      arguments = [self.argument(loop, roll.inputs[i], trip, hidden) for i in loop.inputs]
+      call = call if trip else _bound(call, arguments)
+      outs = call(*arguments)
       self.made.update((roll.value(trip, q), value) for q, value in zip(loop.ys, outs))
       self.fence([roll.value(trip, q) for q in carried])
 
@@ -438,6 +440,23 @@ class _Evaluation:
     if (low, high) != (0, part.available):
       ys = lax.slice_in_dim(ys, low, high)
     return lax.rev(ys, (0,)) if part.step < 0 else ys
+
+
+def _bound(call: Callable, arguments) -> Callable:
+  """`call`, a jitted function, for many calls in one context: JAX looks up how to bind it once, not at each call."""
+  avals = tuple(map(jax.typeof, arguments))
+  jaxpr = jax.make_jaxpr(call)(*avals).jaxpr
+  eqn = jaxpr.eqns[0] if len(jaxpr.eqns) == 1 else None
+  if eqn is None or jaxpr.constvars or eqn.invars != jaxpr.invars or eqn.outvars != jaxpr.outvars:
+    return call  # a result is an argument
+
+  def bind(*args):
+    if tuple(map(jax.typeof, args)) != avals:
+      return call(*args)
+    with eqn.ctx.manager:
+      return eqn.primitive.bind(*args, **eqn.params)
+
+  return bind
 
 
 def is_indexed(parts: tuple[Source, ...]) -> bool:

@@ -143,8 +143,8 @@ class Growth:
     alike = [self._alike(self._colors(depth)) for depth in self.depths]
     for level, (kind, seeds) in enumerate(alike):
       tried = np.zeros(len(self.free), bool)
-      weight = [len(some) * int(self.program.sizes[some[0]]) for some in seeds]
-      for k in np.argsort(-np.asarray(weight, np.int64), kind="stable").tolist():
+      weight = [(-len(some) * int(self.program.sizes[some[0]]), int(some[0])) for some in seeds]
+      for k in sorted(range(len(seeds)), key=weight.__getitem__):  # of equal ones the first in the program
         if len(seeds[k]) < self.min_trip_count:
           continue
         some = seeds[k][self.free[seeds[k]] & ~tried[seeds[k]]]
@@ -584,9 +584,8 @@ class Growth:
 
 
 def _by_count(kinds: np.ndarray) -> list[int]:
-  """The distinct ones, the most frequent first, of equally frequent ones the smallest."""
-  count = Counter(kinds.tolist())
-  return sorted(count, key=lambda kind: (-count[kind], kind))
+  """The distinct ones, the most frequent first, of equally frequent ones that which comes first."""
+  return [kind for kind, _ in Counter(kinds.tolist()).most_common()]
 
 
 def _sums(values: np.ndarray, starts: np.ndarray) -> np.ndarray:

@@ -6,11 +6,11 @@ the equations that took an array apart that a loop now reads whole, is dropped.
 
 from __future__ import annotations
 
-import bisect
 import dataclasses
 from collections import defaultdict
 
 import jax
+import numpy as np
 
 from jaxroll import compat
 from jaxroll.parts import Finder, Source
@@ -114,52 +114,41 @@ class Schedule:
   hides_constants: bool = True
 
 
-_HOISTED, _NOBODY = -1, -2
+_HOISTED, _NOBODY, _NO_ROLL = -1, -2, -3
 
 
 class Values:
   """Where each value of the program is made, once the rolls are there."""
 
   def __init__(self, program: Program, rolls: list[Roll]):
-    self.program, self.rolls = program, rolls
-    self._firsts: list[int] = []  # per region, the first value that it makes
-    self._regions: list[Roll] = []  # per region, one of its rolls
-    self._makers: list[list[int]] = []  # per region and body result, the roll, or `_HOISTED`
-    for k, r in enumerate(rolls):
-      out_of = program.result_starts(r.start, r.period)
-      if not self._firsts or self._firsts[-1] != r.first_result:
-        self._firsts.append(r.first_result)
-        self._regions.append(r)
-        self._makers.append([_NOBODY] * r.results)
-      for offsets, maker in ((r.members, k), (r.hoisted, _HOISTED)):
-        for j in offsets:
-          self._makers[-1][out_of[j] : out_of[j + 1]] = [maker] * (out_of[j + 1] - out_of[j])
-
-  def _region(self, value: int) -> int:
-    return bisect.bisect_right(self._firsts, value) - 1
-
-  def _find(self, value: int) -> tuple[int, int, int] | None:
-    """(roll or `_HOISTED`, iteration, body result) of a value made where the rolls are."""
-    region = self._region(value)
-    if region < 0:
-      return None
-    roll = self._regions[region]
-    trip, result = roll.locate(value)
-    return (self._makers[region][result], trip, result) if trip < roll.trips else None
+    self._rolls = rolls
+    maker = np.full(len(program.out_vars), _NO_ROLL)  # per value the roll, or why it is none
+    resolved = np.arange(len(program.out_vars))
+    for k, roll in enumerate(rolls):
+      out_of = program.result_starts(roll.start, roll.period)
+      made = slice(roll.first_result, roll.value(roll.trips, 0))
+      makers, homes = (a[made].reshape(roll.trips, roll.results) for a in (maker, resolved))
+      if not k or rolls[k - 1].first_result != roll.first_result:  # the first of the rolls there
+        makers[:] = _NOBODY
+      for offsets, by in ((roll.members, k), (roll.hoisted, _HOISTED)):
+        results = [q for j in offsets for q in range(out_of[j], out_of[j + 1])]
+        makers[:, results] = by
+        if by == _HOISTED:
+          homes[:, results] = [home(program, roll.first_result, q) for q in results]
+    self._makers, self._resolved = maker.tolist(), resolved.tolist()
 
   def resolve(self, value: int) -> int:
     """The value computed in its stead: a hoisted equation's results are made once."""
-    found = self._find(value) if value >= 0 else None
-    if not found or found[0] != _HOISTED:
-      return value
-    return home(self.program, self._firsts[self._region(value)], found[2])
+    return self._resolved[value] if value >= 0 else value
 
   def loop_result(self, value: int) -> tuple[int, int, int] | None:
     """(loop, iteration, body result) of a resolved value that a loop makes, else None."""
-    found = self._find(value) if value >= 0 else None
-    if found and found[0] == _NOBODY:
-      raise AssertionError(f"nothing makes result {found[2]} of the rolls at equation {self._regions[self._region(value)].start}")
-    return found if found and found[0] >= 0 else None
+    maker = self._makers[value] if value >= 0 else _NO_ROLL
+    if maker >= 0:
+      return (maker, *self._rolls[maker].locate(value))
+    if maker == _NOBODY:
+      raise AssertionError(f"nothing makes value {value}, a result of equations that are rolled")
+    return None
 
 
 def schedule(program: Program, rolls: list[Roll], strategies: list[str]) -> Schedule:
@@ -282,6 +271,8 @@ def _directions(program: Program, rolls: list[Roll], values: Values, scanned: li
       if isinstance(source, Slices):
         order, size = source.starts, program.nbytes(source.value)
       elif isinstance(source, Xs):
+        if values.loop_result(values.resolve(source.values[0])) is None:
+          continue
         made = [values.loop_result(values.resolve(v)) for v in source.values]
         if None in made or len({(k, q) for k, _, q in made}) > 1 or not scanned[made[0][0]]:
           continue
