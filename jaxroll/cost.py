@@ -52,6 +52,7 @@ _FLOPS, _BANDWIDTH = 3e10, 1e10  # of a CPU core, roughly
 # From so many iterations on, calls kept out of line compile faster than fences, where they are known to survive.
 _CALLED_TRIPS = 12
 _ROUNDS = 8
+_FUSES = "the body fuses into one kernel with its neighbours"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,8 +150,8 @@ def choose(program: Program, rolls: list[Roll], options: RollOptions, platform: 
       kept.append(roll)
   if not kept:
     return None, [], refusals
-  strategies = ["scan"] * len(kept)
-  reasons = ["nothing to copy"] * len(kept)
+  strategies = ["inline" if _only_fuses(program, r, memo) and options.optimize_for != "compile" else "scan" for r in kept]
+  reasons = [_FUSES if s == "inline" else "nothing to copy" for s in strategies]
   inputs = sum(aval_bytes(v.aval) for v in program.jaxpr.invars)
   for round_ in range(_ROUNDS):
     plan = schedule(program, kept, strategies)
@@ -169,6 +170,14 @@ def choose(program: Program, rolls: list[Roll], options: RollOptions, platform: 
     plan = schedule(program, kept, strategies)
   plan = _unfenced(program, plan) if several_devices else _divided(program, plan, inputs, options, memo)
   return plan, [r if loop is None else r + _division(loop) for r, loop in zip(reasons, plan.loops)], refusals
+
+
+def _only_fuses(program: Program, roll: Roll, memo: dict) -> bool:
+  """Whether iterations, none of which reads what another made, do only what fuses, so that no scan is to be tried."""
+  if any(isinstance(s, Carry) for s in roll.inputs):
+    return False
+  work = [equation_work(program.eqns[roll.start + j], memo) for j in roll.members]
+  return not any(w.kernels or w.draws for w in work)
 
 
 def _division(loop: Loop) -> str:
@@ -257,7 +266,7 @@ def _judge(estimate: Estimate, inputs: int, options: RollOptions, platform: str 
       return "batch", "random numbers, made at once"
     return "scan", "random numbers, made by one loop"
   if not estimate.work.kernels and not estimate.is_slow_fused and aim != "compile":
-    return "inline", "the body fuses into one kernel with its neighbours"
+    return "inline", _FUSES
   aside = "fence"
   if aim == "compile" and estimate.trips >= _CALLED_TRIPS and where.calls_survive(platform) and not several_devices:
     aside = "call"

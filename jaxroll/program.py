@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections import Counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,6 +20,17 @@ from jaxroll.fingerprint import Fingerprinter
 from jaxroll.functions import array_key
 
 _SMALL_BYTES = 1 << 10  # of a dead equation's results, for it to be kept
+
+
+class Lists(NamedTuple):
+  """A program's arrays of these names, as lists: quicker to look few elements up in."""
+
+  fingerprints: list[int]
+  slots: list[int]
+  slot_start: list[int]
+  out_start: list[int]
+  canonical: list[int]
+  makers: list[int]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -107,9 +118,13 @@ class Program:
     """int64, per slot the equation that reads it."""
     return np.repeat(np.arange(len(self.eqns)), np.diff(self.slot_start))
 
+  @functools.cached_property
+  def lists(self) -> Lists:
+    return Lists(*[getattr(self, name).tolist() for name in Lists._fields])
+
   def maker(self, value: int) -> int | None:
     """The equation that makes a value; None for one from outside."""
-    return int(np.searchsorted(self.out_start, value, "right")) - 1 if value >= 0 else None
+    return self.lists.makers[value] if value >= 0 else None
 
   def aval(self, value: int):
     """The type of a value; None for an integer that is a static operand."""

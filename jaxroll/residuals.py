@@ -14,8 +14,6 @@ import copy
 import dataclasses
 from typing import Callable
 
-import numpy as np
-
 from jaxroll import compat
 from jaxroll.plan import Const, Roll, Xs
 from jaxroll.program import Program
@@ -27,6 +25,7 @@ _CHEAP = frozenset("""
   shift_left shift_right_arithmetic shift_right_logical sign sqrt square squeeze stop_gradient sub xor
 """.split())
 _DEEPEST = 4  # equations, one on the other, between what is stored and what is made of it
+Values = tuple[int, ...]  # one per iteration
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,28 +92,38 @@ def remake(program: Program, roll: Roll, inputs: tuple[int, ...], is_scan: bool,
 class _Node:
   """One value per iteration: to be made of others (`parts`), or to be stored, which costs `bytes`."""
 
-  def __init__(self, key, values: np.ndarray, size: int, parts: list[_Node | None] | None = None):
+  def __init__(self, key: int, values: Values, size: int, parts: list[_Node | None] | None = None):
     self.key, self.values, self.bytes, self.parts = key, values, size, parts
 
 
 class _Cut:
-  """What one loop's body reads and what it makes of that, while inputs are replaced one after the other."""
+  """What one loop's body reads and what it makes of that, while inputs are replaced one after the other.
+
+  Values, one per iteration, have a `key`: a number, the same for those that have the same canonical values.
+  """
 
   def __init__(self, program: Program, roll: Roll, inputs, is_scan: bool):
     self.program, self.roll, self.is_scan = program, roll, is_scan
     self.inputs = list(inputs)
     self.sources = list(roll.inputs)
     self.saved = 0
-    self.at: dict[bytes, int] = {}  # by canonical values, the input that holds them
-    self.made: dict[bytes, _Node] = {}
-    self.replaced: dict[bytes, int] = {}
-    self.memo: dict[bytes, list[np.ndarray | None] | None] = {}
+    self.keys: dict[Values, int] = {}
+    self.constants: dict[int, int] = {}  # by key, the value where it is one in all iterations
+    self.at: dict[int, int] = {}  # by key, the input that holds them
+    self.made: dict[int, _Node] = {}
+    self.replaced: dict[int, int] = {}
+    self.memo: dict[int, list[Values | None] | None] = {}
     for i in inputs:
       if isinstance(roll.inputs[i], Xs):
-        self.at[self._key(np.asarray(roll.inputs[i].values))] = i
+        self.at[self._key(roll.inputs[i].values)] = i
 
-  def _key(self, values: np.ndarray) -> bytes:
-    return np.where(values >= 0, self.program.canonical[np.maximum(values, 0)], values).tobytes()
+  def _key(self, values: Values) -> int:
+    canonical = self.program.lists.canonical
+    named = tuple([canonical[v] if v >= 0 else v for v in values])
+    key = self.keys.setdefault(named, len(self.keys))
+    if key == len(self.keys) - 1 and _is_constant(named):
+      self.constants[key] = named[0]
+    return key
 
   def copy(self) -> _Cut:
     other = copy.copy(self)
@@ -122,25 +131,25 @@ class _Cut:
       setattr(other, name, copy.copy(getattr(self, name)))
     return other
 
-  def reach(self, i: int) -> frozenset[bytes]:
+  def reach(self, i: int) -> frozenset[int]:
     """The values, by key, of which input `i` might be made."""
-    reached: set[bytes] = set()
-    level = [np.asarray(self.roll.inputs[i].values)]
+    reached: set[int] = set()
+    level = [self.roll.inputs[i].values]
     for _ in range(_DEEPEST + 1):
-      operands = [o for values in level if values.min() >= 0 for o in self._makers(self._key(values), values) or ()]
-      level = [o for o in operands if o is not None and not self._is_constant(self._key(o))]
+      operands = [o for values in level if min(values) >= 0 for o in self._makers(self._key(values), values) or ()]
+      level = [o for o in operands if o is not None and self._key(o) not in self.constants]
       reached.update(map(self._key, level))
     return frozenset(reached)
 
   def replace(self, i: int, is_kept: Callable, least: int = 1) -> int:
     """Makes input `i` anew if that stores at least so many bytes fewer; how many it does or would; -1 if it can't."""
-    values = np.asarray(self.roll.inputs[i].values)
+    values = self.roll.inputs[i].values
     key = self._key(values)
     if self.at.get(key) != i:
       return -1
-    size = self.program.nbytes(int(values[0]))
+    size = self.program.nbytes(values[0])
     node = self._remade(key, values, _DEEPEST)
-    if node is None or size - node.bytes < least or any(map(is_kept, values.tolist())):
+    if node is None or size - node.bytes < least or any(map(is_kept, values)):
       return -1 if node is None else size - node.bytes
     self._take(node)
     del self.at[key]
@@ -149,53 +158,46 @@ class _Cut:
     self.saved += (size - node.bytes) * self.roll.trips
     return size - node.bytes
 
-  def _node(self, values: np.ndarray, depth: int) -> _Node | None:
+  def _node(self, values: Values, depth: int) -> _Node | None:
     """The cheapest way to have these values in the body; None for a literal, or if there is no way."""
     key = self._key(values)
-    if key in self.made or key in self.at or self._is_constant(key):
+    if key in self.made or key in self.at or key in self.constants:
       return _Node(key, values, 0)
-    size = 0 if not self.is_scan and values.max() < 0 else self.program.nbytes(int(values[0]))
-    remade = self._remade(key, values, depth) if depth and size and values.min() >= 0 else None
+    size = 0 if not self.is_scan and max(values) < 0 else self.program.nbytes(values[0])
+    remade = self._remade(key, values, depth) if depth and size and min(values) >= 0 else None
     return remade if remade and remade.bytes < size else _Node(key, values, size)
 
-  def _remade(self, key: bytes, values: np.ndarray, depth: int) -> _Node | None:
+  def _remade(self, key: int, values: Values, depth: int) -> _Node | None:
     """These values made by the equations that made them before, of the cheapest operands."""
     operands = self._makers(key, values)
     if operands is None:
       return None
     parts = [None if o is None else self._node(o, depth - 1) for o in operands]
-    return _Node(key, values, sum(p.bytes for p in parts if p), parts)
+    return _Node(key, values, sum([p.bytes for p in parts if p]), parts)
 
-  def _makers(self, key: bytes, values: np.ndarray) -> list[np.ndarray | None] | None:
+  def _makers(self, key: int, values: Values) -> list[Values | None] | None:
     if key not in self.memo:
       self.memo[key] = self._operands(values)
     return self.memo[key]
 
-  def _operands(self, values: np.ndarray) -> list[np.ndarray | None] | None:
+  def _operands(self, values: Values) -> list[Values | None] | None:
     """Per operand of the equations that make these values, the values that it has, None if it is not to be read."""
-    program = self.program
-    makers = np.searchsorted(program.out_start, values, "right") - 1
-    first = int(makers[0])
-    eqn, which = program.eqns[first], int(values[0] - program.out_start[first])
+    lists = self.program.lists
+    first = lists.makers[values[0]]
+    eqn, which = self.program.eqns[first], values[0] - lists.out_start[first]
     steps = cheap_steps(eqn, which)
-    if steps is None or values.max() >= self.roll.first_result:
+    fingerprint = lists.fingerprints[first]
+    if steps is None or fingerprint < 0 or max(values) >= self.roll.first_result:
       return None
-    fingerprint, low = program.fingerprints[makers], program.slot_start[makers]
-    alike = (fingerprint == fingerprint[0]).all() and (values - program.out_start[makers] == which).all()
-    if fingerprint[0] < 0 or not alike:
+    makers = [lists.makers[v] for v in values]
+    if any([lists.fingerprints[m] != fingerprint or v - lists.out_start[m] != which for m, v in zip(makers, values)]):
       return None
-    count = int(program.slot_start[first + 1]) - int(low[0])
-    slots = program.slots[low[:, None] + np.arange(count)]
-    statics = slots[:, len(eqn.invars) :]
-    if (statics != statics[0]).any():
+    count = lists.slot_start[first + 1] - lists.slot_start[first]
+    slots = list(zip(*[lists.slots[low : low + count] for low in map(lists.slot_start.__getitem__, makers)]))
+    if not all(map(_is_constant, slots[len(eqn.invars) :])):  # static operands that differ
       return None
-    def is_own(k: int) -> bool:
-      return type(eqn.invars[k]) is compat.Literal and bool((slots[:, k] == slots[0, k]).all())
-    return [slots[:, k] if read and not is_own(k) else None for k, read in enumerate(_is_read(eqn, steps))]
-
-  def _is_constant(self, key: bytes) -> bool:
-    values = np.frombuffer(key, np.int64)
-    return bool((values == values[0]).all())
+    return [column if read and not (type(atom) is compat.Literal and _is_constant(column)) else None
+            for column, atom, read in zip(slots, eqn.invars, _is_read(eqn, steps))]
 
   def _take(self, node: _Node) -> None:
     """Enters a node among what the body has."""
@@ -207,8 +209,7 @@ class _Cut:
           self._take(part)
       self.made[node.key] = node
     elif node.key not in self.at:
-      source = (Const(int(np.frombuffer(node.key, np.int64)[0])) if self._is_constant(node.key)
-                else Xs(tuple(node.values.tolist())))
+      source = Const(self.constants[node.key]) if node.key in self.constants else Xs(node.values)
       if source not in self.sources:
         self.sources.append(source)
       self.at[node.key] = self.sources.index(source)
@@ -219,12 +220,17 @@ class _Cut:
     nodes = sorted(self.made.values(), key=lambda n: self.program.canonical[n.values[0]])
     place = {n.key: at for at, n in enumerate(nodes)}
     remade = tuple(
-        Remade(int(n.values[0]),
+        Remade(n.values[0],
                tuple(None if p is None else place[p.key] if p.key in place else -1 - self.at[p.key] for p in n.parts),
                self.replaced.get(n.key))
         for n in nodes)
     roll = dataclasses.replace(self.roll, inputs=tuple(self.sources)) if remade else self.roll
     return Remaking(roll, tuple(sorted(self.inputs)), remade, self.saved)
+
+
+def _is_constant(values: Values) -> bool:
+  """Whether it is one value in all iterations."""
+  return values.count(values[0]) == len(values)
 
 
 def cheap_steps(eqn, which: int):
