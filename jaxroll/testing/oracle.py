@@ -226,6 +226,9 @@ def _bind(eqn, operands) -> list:
   if any(isinstance(p, (compat.ClosedJaxpr, compat.Jaxpr)) or callable(p) for p in eqn.params.values()):
     return jax.core.eval_jaxpr(_alone(eqn), (), *[v for v, a in zip(operands, eqn.invars)
                                                   if not isinstance(a, compat.Literal)])
+  impl = getattr(eqn.primitive.impl, "func", eqn.primitive.impl)
+  if not getattr(impl, "__module__", "jax").startswith("jax"):  # a library's own primitive, which may ask for JAX arrays
+    operands = [jnp.asarray(v) if isinstance(v, np.ndarray) else v for v in operands]
   with eqn.ctx.manager:
     outs = eqn.primitive.bind(*operands, **eqn.params)
   return outs if eqn.primitive.multiple_results else [outs]

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.extend.core import Primitive
 
 from jaxroll.testing.oracle import bits_differ, evaluate
 
@@ -53,6 +54,13 @@ def test_while_with_a_condition_per_batch_element():
   def fun(x, n):
     return lax.while_loop(lambda c: c[0] < n, lambda c: (c[0] + 1, c[1] * 1.5), (0, x))
   check(jax.vmap(fun), X, np.array([0, 3, 1]))
+
+
+def test_a_primitive_of_a_library_is_given_jax_arrays():
+  first = Primitive("first_doubled")
+  first.def_impl(lambda x: x.at[0].multiply(2))
+  first.def_abstract_eval(lambda x: x)
+  check(lambda x: first.bind(jnp.sin(x).reshape(-1)) + 1, X)
 
 
 def sharded(fun):
