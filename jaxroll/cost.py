@@ -150,25 +150,23 @@ def choose(program: Program, rolls: list[Roll], options: RollOptions, platform: 
       kept.append(roll)
   if not kept:
     return None, [], refusals
-  strategies = ["inline" if _only_fuses(program, r, memo) and options.optimize_for != "compile" else "scan" for r in kept]
+  may_inline = options.optimize_for != "compile"
+  strategies = ["inline" if may_inline and _only_fuses(program, r, memo) else "scan" for r in kept]
   reasons = [_FUSES if s == "inline" else "nothing to copy" for s in strategies]
   inputs = sum(aval_bytes(v.aval) for v in program.jaxpr.invars)
-  for round_ in range(_ROUNDS):
+  for round_ in range(_ROUNDS + 1):
     plan = schedule(program, kept, strategies)
-    changed = False
-    for k, loop in enumerate(plan.loops):
-      if loop is None or strategies[k] not in STACKING:
-        continue
-      estimate = estimate_scan(program, loop, memo, kept)
-      strategy, reason = _judge(estimate, inputs, options, platform, several_devices)
-      reasons[k] = "next to rolls that are not scanned, " * (round_ > 0 and strategy == "fence") + reason
-      if strategy != strategies[k]:
-        strategies[k], changed = strategy, True
-    if not changed:
+    estimates = {k: estimate_scan(program, loop, memo, kept) for k, loop in enumerate(plan.loops)
+                 if loop and strategies[k] in STACKING}
+    if round_ == _ROUNDS:
       break
-  else:
-    plan = schedule(program, kept, strategies)
-  plan = _unfenced(program, plan) if several_devices else _divided(program, plan, inputs, options, memo)
+    before = list(strategies)
+    for k, estimate in estimates.items():
+      strategies[k], reason = _judge(estimate, inputs, options, platform, several_devices)
+      reasons[k] = "next to rolls that are not scanned, " * (round_ > 0 and strategies[k] == "fence") + reason
+    if strategies == before:
+      break
+  plan = _unfenced(program, plan) if several_devices else _divided(program, plan, estimates, inputs, options)
   return plan, [r if loop is None else r + _division(loop) for r, loop in zip(reasons, plan.loops)], refusals
 
 
@@ -219,15 +217,16 @@ def unscanned(program: Program, plan: Schedule | None) -> np.ndarray:
   return free
 
 
-def _divided(program: Program, plan: Schedule, inputs: int, options: RollOptions, memo: dict) -> Schedule:
+def _divided(program: Program, plan: Schedule, estimates: dict[int, Estimate], inputs: int,
+             options: RollOptions) -> Schedule:
   """Cuts loops that draw random bits long before they are read into several, so that few bytes wait at a time.
 
-  And lets quick iterations share a step of the loop.
+  And lets quick iterations share a step of the loop. `estimates` has that of each loop that is scanned.
   """
-  loops, rolls = [], [loop.roll for loop in plan.loops if loop]
-  for loop in plan.loops:
-    if loop and loop.strategy in STACKING:
-      estimate = estimate_scan(program, loop, memo, rolls)
+  loops = []
+  for k, loop in enumerate(plan.loops):
+    if k in estimates:
+      estimate = estimates[k]
       if estimate.is_random and not (loop.reverse or loop.read_whole or loop.carried_ys):
         loop = dataclasses.replace(loop, segments=_segments(_waiting(program, loop), inputs, loop.roll.trips))
       elif (loop.strategy == "scan" and options.optimize_for != "compile" and estimate.trips >= 2 * _UNROLLED
