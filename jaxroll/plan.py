@@ -370,7 +370,8 @@ class _Dataflow:
     """Equations that compute the same in every iteration and are better computed once.
 
     Left in the body is what only makes bytes of nothing (an iota, a broadcast zero)
-    and is not read after the loop: XLA fuses it into its readers.
+    and is not read after the loop, as XLA fuses it into its readers; and a matrix that is transposed for products:
+    XLA reads it as it lies, but would keep a copy that was made before the loop.
     """
     program, period = self.program, self.period
     slot_of = program.slot_starts(start, period)
@@ -390,12 +391,20 @@ class _Dataflow:
       if all(i in can for i in inner) and all(alike[k] if outside[k] else last[k] >= 0 for k in ks):
         can.add(j)
         needs[j] = inner
+    reader = np.repeat(np.arange(period), np.diff(slot_of))
+
+    def is_read_as_it_lies(j: int) -> bool:
+      readers = reader[~outside & (last == out_of[j])].tolist()
+      return program.eqns[start + j].primitive.name == "transpose" and bool(readers) and all(
+          program.eqns[start + r].primitive.name == "dot_general" for r in readers)
+
     hoisted: set[int] = set()
     for j in sorted(can, reverse=True):
       outs = range(out_of[j], out_of[j + 1])
       operands = sum(program.nbytes(int(v)) for v in program.slots[program.slot_start[start + j] : program.slot_start[start + j + 1]])
       size = int(program.out_bytes[program.out_start[start + j] : program.out_start[start + j + 1]].sum())
-      if j in hoisted or size <= max(_CHEAP_BYTES, operands) or any(read_after[q] for q in outs):
+      is_better_before = size <= _CHEAP_BYTES or size <= operands and not is_read_as_it_lies(j)
+      if j in hoisted or is_better_before or any(read_after[q] for q in outs):
         hoisted.add(j)
         hoisted.update(needs[j])
     return hoisted

@@ -302,6 +302,20 @@ def test_hoisted_equations_read_each_other_and_equal_ones_outside():
   check_roll(g, X, compiled=False)
 
 
+@pytest.mark.parametrize("read, is_kept", [(lambda w: w, True), (lambda w: w + 1, False), (lambda w: w @ w, False)])
+def test_a_large_matrix_transposed_for_products_is_not_copied_before_the_loop(read, is_kept):
+  def f(w, x):
+    for _ in range(6):
+      x = jnp.tanh(x @ read(w.T)) + x
+    return x
+  w, x = weights(1, 128, 128)[0], np.ones((2, 128), np.float32)
+  closed = jax.make_jaxpr(f)(w, x)
+  rolled, _ = roll_jaxpr(closed, forced())
+  assert ("transpose" in str(rolled.jaxpr.eqns[-1].params["jaxpr"])) == is_kept
+  assert ("transpose" in [e.primitive.name for e in rolled.jaxpr.eqns]) != is_kept
+  check_roll(f, w, x, compiled=False)
+
+
 def test_more_outside_values_than_results():
   def f(x, y):
     for i in range(4):
