@@ -22,6 +22,8 @@ from jax._src import traceback_util as _private_traceback
 from jax._src import util as _private_util
 from jax._src.interpreters import batching as _batching
 from jax._src.sharding_impls import UNSPECIFIED as _UNSPECIFIED
+with contextlib.suppress(ImportError):  # since jax 0.11 or 0.12
+  from jax._src import flattree as _private_flattree
 from jax.experimental.xla_metadata import set_xla_metadata
 from jax.extend import core as jex_core
 from jax.extend.core import primitives
@@ -210,6 +212,28 @@ def takes_more_operands(eqn: JaxprEqn) -> bool:
   return all([type(v) is type(default) for name, default in _PER_OPERAND.items() for v in params[name]])
 
 
+def opened_params(eqn: JaxprEqn) -> tuple[str, ...]:
+  """The parameters that hold the jaxprs which may take more arguments, for `with_more_operands`."""
+  name = eqn.primitive.name
+  if name == "while" and eqn.params["cond_jaxpr"].out_avals[0].shape:
+    return ()  # under `vmap`, with a condition for each element
+  return _OPENED.get(name) or (("jaxpr",) if takes_more_operands(eqn) else ())
+
+
+def opened_jaxprs(eqn: JaxprEqn) -> list:
+  """These jaxprs, closed or open."""
+  held = [eqn.params[name] for name in opened_params(eqn)]
+  return [j for value in held for j in (value if isinstance(value, tuple) else (value,))]
+
+
+def scan_parts(eqn: JaxprEqn) -> tuple[int, int]:
+  """How many operands of a `scan` are constants, and how many carries."""
+  if "num_consts" in eqn.params:
+    return eqn.params["num_consts"], eqn.params["num_carry"]
+  consts, carry, _ = eqn.params["ft_in"].unpack()
+  return len(consts), len(carry)
+
+
 def may_inline(eqn: JaxprEqn) -> bool:
   """Whether a `jit` equation may be written out: it has no options, and is not to be kept out of line."""
   return takes_more_operands(eqn) and str(getattr(eqn.params["inline"], "value", "")) not in ("xla_late", "xla_early")
@@ -221,14 +245,66 @@ def called_from(call: JaxprEqn, eqn: JaxprEqn) -> JaxprEqn:
   return eqn.replace(source_info=eqn.source_info.replace(name_stack=stack))
 
 
-def with_more_operands(eqn: JaxprEqn, jaxpr, extra) -> JaxprEqn:
-  """The equation with another jaxpr, which takes some operands more."""
-  params = {**eqn.params, "jaxpr": jaxpr}
-  if eqn.primitive.name == "jit":
-    for name, default in _PER_OPERAND.items():
-      if name.startswith("in_") or name == "donated_invars":
-        params[name] = (*params[name], *[default] * len(extra))
-  return eqn.replace(invars=[*eqn.invars, *extra], params=params)
+def with_more_operands(eqn: JaxprEqn, jaxprs, extras) -> JaxprEqn:
+  """The equation with others for its `opened_jaxprs`, of which each takes some operands more.
+
+  `extras` has these per jaxpr, which takes them as its last arguments.
+  """
+  name, params, operands = eqn.primitive.name, dict(eqn.params), list(eqn.invars)
+  extra = [v for some in extras for v in some]
+  if name == "cond":  # all branches take the same
+    count = len(operands) - 1
+    rest = [fresh_vars([v.aval for v in extra]) for _ in jaxprs]
+    at = 0
+    for own, jaxpr, some in zip(rest, jaxprs, extras):
+      own[at : at + len(some)] = _inputs(jaxpr)[count:]
+      at += len(some)
+    params["branches"] = tuple([_with_inputs(j, [*_inputs(j)[:count], *own]) for j, own in zip(jaxprs, rest)])
+    return eqn.replace(invars=[*operands, *extra], params=params)
+  if name == "while":
+    at = 0
+    for kind, jaxpr, some in zip(("cond", "body"), jaxprs, extras):
+      count = params[f"{kind}_nconsts"]
+      params[f"{kind}_jaxpr"] = _moved_to(count, jaxpr, len(some))
+      params[f"{kind}_nconsts"] = count + len(some)
+      at += count
+      operands[at:at] = some
+      at += len(some)
+    return eqn.replace(invars=operands, params=params)
+  params["jaxpr"], = jaxprs
+  if name == "scan":
+    count, _ = scan_parts(eqn)
+    params["jaxpr"] = _moved_to(count, params["jaxpr"], len(extra))
+    operands[count:count] = extra
+    if "num_consts" in params:
+      params["num_consts"] = count + len(extra)
+    else:
+      _, carry, xs = params["ft_in"].unpack()
+      params["ft_in"] = _private_flattree.pack((_private_flattree.nones(count + len(extra)), carry, xs))
+    return eqn.replace(invars=operands, params=params)
+  if name == "jit":
+    for key, default in _PER_OPERAND.items():
+      if key.startswith("in_") or key == "donated_invars":
+        params[key] = (*params[key], *[default] * len(extra))
+  return eqn.replace(invars=[*operands, *extra], params=params)
+
+
+def _inputs(jaxpr) -> list:
+  return list(getattr(jaxpr, "jaxpr", jaxpr).invars)
+
+
+def _moved_to(place: int, jaxpr, count: int):
+  """The jaxpr with its last `count` inputs moved to `place`."""
+  inputs = _inputs(jaxpr)
+  first = len(inputs) - count
+  return _with_inputs(jaxpr, [*inputs[:place], *inputs[first:], *inputs[place:first]])
+
+
+def _with_inputs(jaxpr, inputs):
+  """The jaxpr, closed or open, with these variables as its inputs."""
+  inner = getattr(jaxpr, "jaxpr", jaxpr)
+  new = inner.replace(invars=list(inputs), debug_info=inner.debug_info.with_unknown_names())
+  return new if ClosedJaxpr is Jaxpr or type(jaxpr) is Jaxpr else ClosedJaxpr(new, jaxpr.consts)
 
 
 def with_more_inputs(jaxpr, consts, extra, outvars, eqns):
@@ -242,6 +318,7 @@ def with_more_inputs(jaxpr, consts, extra, outvars, eqns):
   return new if held or type(jaxpr) is Jaxpr else ClosedJaxpr(new, values)
 
 
+_OPENED = {"scan": ("jaxpr",), "while": ("cond_jaxpr", "body_jaxpr"), "cond": ("branches",)}
 _PER_OPERAND = {
     "in_shardings": _UNSPECIFIED, "out_shardings": _UNSPECIFIED, "in_layouts": None, "out_layouts": None,
     "donated_invars": False}

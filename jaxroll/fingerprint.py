@@ -97,19 +97,23 @@ class Fingerprinter:
     key = ()
     if params:
       rule = STATIC_OPERANDS.get(primitive)
-      key = self._params(primitive, params, bool(statics)) if rule is None else rule.split(params)[0]
+      key = self._params(eqn, bool(statics)) if rule is None else rule.split(params)[0]
       if key is None:
         return self.unique(), statics
     return self._intern((primitive, eqn.ctx, key, operands, tuple([exact for exact, _ in outs]))), statics
 
-  def _params(self, primitive, params, has_statics: bool) -> Hashable | None:
-    """A key for an equation's parameters, or None if they can't be compared."""
+  def _params(self, eqn, has_statics: bool) -> Hashable | None:
+    """A key for an equation's parameters, static operands left out; None if they can't be compared."""
     try:
-      cosmetic = _COSMETIC.get(primitive.name, ())
-      return tuple([(k, self.jaxpr(v, False) if has_statics and k == "jaxpr" else self._value(v))
-                    for k, v in params.items() if k not in cosmetic])
+      cosmetic = _COSMETIC.get(eqn.primitive.name, ())
+      opened = compat.opened_params(eqn) if has_statics else ()
+      return tuple([(k, self._opened(v) if k in opened else self._value(v))
+                    for k, v in eqn.params.items() if k not in cosmetic])
     except (_Incomparable, RecursionError):
       return None
+
+  def _opened(self, value) -> Hashable:
+    return tuple([self.jaxpr(v, False) for v in value]) if isinstance(value, tuple) else self.jaxpr(value, False)
 
   def _value(self, value) -> Hashable:
     kind = type(value)

@@ -4,13 +4,15 @@ They are left out of its fingerprint and count as operands of their own, so that
 equations that differ in nothing else share a body, in which they are data:
 
   integers that a rule in `STATIC_OPERANDS` takes out of the parameters, such as where a slice starts;
-  literals, arrays closed over, and static operands within the jaxpr of a `jit` or a `checkpoint`.
+  literals, arrays closed over, and static operands within the jaxprs of a `jit`, `checkpoint`, `scan`, `while` or
+  `cond`.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 from typing import Any, Callable
 
@@ -94,10 +96,17 @@ def static_operands(eqn, memo: dict) -> tuple[Static | compat.Literal, ...]:
   rule = STATIC_OPERANDS.get(eqn.primitive)
   if rule is not None:
     return tuple([Static(int(i)) for i in rule.split(eqn.params)[1]])
-  return _held_by(eqn.params["jaxpr"], memo) if compat.takes_more_operands(eqn) else ()
+  held = []
+  for jaxpr in compat.opened_jaxprs(eqn):
+    own = _held_by(jaxpr, memo)
+    if own is None or len(held) + len(own) > _MOST:
+      return ()
+    held += own
+  return tuple(held)
 
 
-def _held_by(jaxpr, memo: dict) -> tuple:
+def _held_by(jaxpr, memo: dict) -> tuple | None:
+  """The static operands within a jaxpr, None if they are too many."""
   found = memo.get(id(jaxpr))
   if found is None:
     inner = getattr(jaxpr, "jaxpr", jaxpr)
@@ -106,9 +115,8 @@ def _held_by(jaxpr, memo: dict) -> tuple:
       held += [a for a in eqn.invars if type(a) is compat.Literal]
       held += static_operands(eqn, memo)
       if len(held) > _MOST:
-        held = []
         break
-    found = memo[id(jaxpr)] = (tuple(held), jaxpr)
+    found = memo[id(jaxpr)] = (tuple(held) if len(held) <= _MOST else None, jaxpr)
   return found[0]
 
 
@@ -123,7 +131,12 @@ def with_operands(eqn, moving: list, memo: dict) -> list:
     return [eqn]
   rule = STATIC_OPERANDS.get(eqn.primitive)
   if rule is None:
-    return [compat.with_more_operands(eqn, _opened(eqn.params["jaxpr"], moving, memo), given)]
+    jaxprs, extras, rest = [], [], iter(moving)
+    for jaxpr in compat.opened_jaxprs(eqn):
+      own = list(itertools.islice(rest, len(_held_by(jaxpr, memo))))
+      jaxprs.append(_opened(jaxpr, own, memo))
+      extras.append([v for v in own if v is not None])
+    return [compat.with_more_operands(eqn, jaxprs, extras)]
   fixed = [s.val for s in static_operands(eqn, memo)]
   count = len(eqn.invars)
 

@@ -121,6 +121,14 @@ DIFFERING = {
     "literal in a jit in a jit": lambda n, x, key: jax.jit(lambda x: jax.jit(lambda x: jnp.sin(x) + n)(x) * n)(x),
     "literal in a checkpoint": lambda n, x, key: jax.checkpoint(lambda x: jnp.sin(jnp.sin(x) * (n + 0.5)))(x),
     "slice in a checkpoint": lambda n, x, key: jax.checkpoint(lambda x: jnp.sin(x * x[:, n : n + 1]))(x),
+    "literal in a scan": lambda n, x, key: lax.scan(lambda c, y: (jnp.sin(c * n), c + y), x, jnp.ones((2, 4)))[0],
+    "slice in a scan": lambda n, x, key: lax.scan(lambda c, y: (c + x[:, n : n + 1], c * y), x, jnp.ones((2, 4)))[0],
+    "captured array in a loop": lambda n, x, key: lax.fori_loop(
+        0, 3, lambda i, c: jnp.sin(c) + np.linspace(0, n, 4, dtype=np.float32), x),
+    "literals in branches": lambda n, x, key: lax.cond(
+        x.sum() > n, lambda x: x * n + 0.5, lambda x: jnp.sin(x) - n * 0.1, x),
+    "literal in a scan in a branch": lambda n, x, key: lax.switch(jnp.int32(x.sum()) % 3, [
+        lambda x: lax.scan(lambda c, _: (jnp.cos(c * n), None), x, None, length=2)[0], lambda x: x * n, jnp.sin], x),
     "window": lambda n, x, key: x @ jnp.where((jnp.arange(4)[:, None] - jnp.arange(4)) < n, 1., 0.),
     "two-sided window": lambda n, x, key: x @ jnp.where(jnp.abs(jnp.arange(4)[:, None] - jnp.arange(4)) <= n, 1., 0.),
     "constant mask": lambda n, x, key: x @ jnp.where(np.abs(I[:, None] - I) <= n, 1., 0.),
@@ -145,6 +153,25 @@ def test_what_differs_becomes_data(name):
   report = check_roll(f, W, X, jax.random.key(0), options=FORCED, vmap=False, compiled=name in ("scale", "tril"))
   outer = [r for r in report.rolls if r.depth == 0]
   assert [r.trip_count for r in outer] == [6] and set(outer[0].feeds) == {"constants"}
+
+
+@pytest.mark.parametrize("strategy", ["scan", "fence", "call", "inline"])
+def test_loops_that_end_elsewhere_and_differ_in_their_literals(strategy):
+  def f(w, x):
+    for n in SIZES:
+      is_going = lambda c: (c[1] < n) & (c[0].max() < 3 * n)
+      x, _ = lax.while_loop(is_going, lambda c: (c[0] * 1.5 + w[0] * 0.1 * n, c[1] + 1), (jnp.tanh(x @ w), 0))
+    return x
+  options = RollOptions(strategy=strategy, min_body_eqns=1, strict=True)
+  check_roll(f, W, X, options=options, rolls=[6], grad=False)
+
+
+def test_loops_of_different_lengths_are_no_repeat():
+  def f(w, x):
+    for n in range(1, 4):
+      x = lax.scan(lambda c, _: (jnp.tanh(c @ w), None), x, None, length=n)[0] * 2
+    return x
+  check_roll(f, W, X, options=FORCED, rolls=0, vmap=False, compiled=False)
 
 
 def test_names_of_inner_functions_do_not_count():

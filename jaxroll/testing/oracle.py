@@ -249,10 +249,7 @@ def _scan(eqn, operands) -> list:
   length, body = params["length"], params["jaxpr"]
   if not length:  # no iteration, and so nothing to fuse
     return _bind(eqn, [_bindable(v) for v in operands])
-  if "num_consts" in params:
-    n_consts, n_carry = params["num_consts"], params["num_carry"]
-  else:
-    n_consts, n_carry, _ = (len(part) for part in params["ft_in"].unpack())
+  n_consts, n_carry = compat.scan_parts(eqn)
   consts, carry, xs = operands[:n_consts], operands[n_consts : n_consts + n_carry], operands[n_consts + n_carry :]
   xs = [x if _is_traced([x]) else _movable(x) for x in xs]
   ys: list[list] = []
