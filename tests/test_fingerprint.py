@@ -37,12 +37,29 @@ def by_scan(f):
   return lambda x: lax.scan(lambda c, _: (f(c), None), x, length=2)[0]
 
 
+def until(limit):
+  return lambda x: lax.while_loop(lambda c: c.sum() < limit, jnp.exp, x)
+
+
+def with_rule(f):
+  g = jax.custom_jvp(f)
+  g.defjvp(rule)
+  return g
+
+
+def rule(primals, tangents):
+  return jnp.sin(primals[0]) + 1, tangents[0]
+
+
 @pytest.mark.parametrize("f, g", [
     (jax.jit(lambda x: jnp.sin(x) + 1), jax.jit(lambda x: jnp.sin(x) + 2)),
     (jax.jit(lambda x: x + jnp.float32(0.)), jax.jit(lambda x: x + jnp.float32(-0.))),
     (jax.checkpoint(lambda x: jnp.sin(x) * 0.5), jax.checkpoint(lambda x: jnp.sin(x) * 1.5)),
+    (by_scan(lambda x: jnp.sin(x) + 1), by_scan(lambda x: jnp.sin(x) + 2)),
+    (by_scan(lambda x: x + jnp.float32(0.)), by_scan(lambda x: x + jnp.float32(-0.))),
+    (until(1.), until(2.)),
 ])
-def test_what_a_jit_or_checkpoint_holds_is_an_operand_that_is_compared_by_bits(f, g):
+def test_what_a_function_or_loop_holds_is_an_operand_that_is_compared_by_bits(f, g):
   fingerprinter = Fingerprinter()
   program = analyze(jax.make_jaxpr(lambda x: (f(x), g(x), f(x)))(X), fingerprinter)
   a, b, c = program.fingerprints[-3:].tolist()
@@ -57,8 +74,8 @@ def test_what_a_jit_or_checkpoint_holds_is_an_operand_that_is_compared_by_bits(f
     (lambda x: lax.cumsum(x, 1), lambda x: lax.cumsum(x, 1, reverse=True)),
     (lambda x: lax.slice(x, (0, 0), (1, 3)), lambda x: lax.slice(x, (0, 0), (2, 3))),
     (lambda x: lax.integer_pow(x, 2), lambda x: lax.integer_pow(x, 3)),
-    (by_scan(lambda x: jnp.sin(x) + 1), by_scan(lambda x: jnp.sin(x) + 2)),  # a literal within a nested jaxpr
-    (by_scan(lambda x: x + jnp.float32(0.)), by_scan(lambda x: x + jnp.float32(-0.))),  # compared by bits
+    (with_rule(lambda x: jnp.sin(x) + 1), with_rule(lambda x: jnp.sin(x) + 2)),  # a literal that a rule might hold, too
+    (with_rule(lambda x: x + jnp.float32(0.)), with_rule(lambda x: x + jnp.float32(-0.))),  # compared by bits
     (lambda x: x.astype(jnp.bfloat16), lambda x: x.astype(jnp.float16)),
 ])
 def test_different(f, g):
