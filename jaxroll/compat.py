@@ -217,6 +217,8 @@ def opened_params(eqn: JaxprEqn) -> tuple[str, ...]:
   name = eqn.primitive.name
   if name == "while" and eqn.params["cond_jaxpr"].out_avals[0].shape:
     return ()  # under `vmap`, with a condition for each element
+  if name in ("while", "cond") and eqn.ctx.cur_abstract_mesh.manual_axes:
+    return ()  # JAX can't `vmap` those within a `shard_map` if an operand is the same on all devices
   return _OPENED.get(name) or (("jaxpr",) if takes_more_operands(eqn) else ())
 
 

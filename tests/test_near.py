@@ -166,6 +166,17 @@ def test_loops_that_end_elsewhere_and_differ_in_their_literals(strategy):
   check_roll(f, W, X, options=options, rolls=[6], grad=False)
 
 
+def test_branches_within_a_shard_map_that_differ_in_their_literals():
+  mesh = jax.make_mesh((2,), ("i",), devices=jax.devices()[:2], axis_types=(jax.sharding.AxisType.Auto,))
+  def f(x):
+    def g(x):
+      for n in range(4):
+        x = lax.cond(x.sum() > 1, lambda x: jnp.sin(x) - n, lambda x: x, x)
+      return x
+    return jax.shard_map(g, mesh=mesh, in_specs=jax.P("i"), out_specs=jax.P("i"))(x)
+  check_roll(f, np.linspace(-1, 1, 8, dtype=np.float32).reshape(2, 4), options=FORCED)
+
+
 def test_loops_of_different_lengths_are_no_repeat():
   def f(w, x):
     for n in range(1, 4):
