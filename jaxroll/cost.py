@@ -139,8 +139,11 @@ def choose(program: Program, rolls: list[Roll], options: RollOptions, platform: 
   they are), so that the choice is repeated until it no longer changes.
   """
   if options.strategy != "auto":
-    plan = schedule(program, rolls, [options.strategy] * len(rolls)) if rolls else None
-    return plan, ["as asked"] * len(rolls), []
+    strategy, reason = options.strategy, "as asked"
+    if strategy == "call" and where.has_explicit_axes(program.closed):
+      strategy, reason = "fence", "XLA can't divide calls kept out of line along explicit axes of a mesh"
+    plan = schedule(program, rolls, [strategy] * len(rolls)) if rolls else None
+    return plan, [reason] * len(rolls), []
   memo: dict = {}
   kept, refusals = [], []
   for roll in rolls:

@@ -18,8 +18,9 @@ class RollOptions:
     strategy: ``'auto'`` lets the cost model choose for each repeat. The others
       are for every repeat: ``'scan'``, one ``jax.lax.scan``; ``'fence'``, a call of
       one function per iteration with a barrier between them, so that XLA fuses within
-      iterations only; ``'call'``, calls that XLA keeps out of line; ``'inline'``, calls
-      that XLA inlines, which saves lowering alone; ``'off'``, nothing is rolled.
+      iterations only; ``'call'``, calls that XLA keeps out of line (on a mesh with
+      explicit axes: ``'fence'``); ``'inline'``, calls that XLA inlines, which saves
+      lowering alone; ``'off'``, nothing is rolled.
     optimize_for: what ``'auto'`` aims at. ``'balanced'``: compile as fast as can be
       with run time and memory not notably worse; ``'compile'``: compile fastest,
       whatever is copied; ``'run'``: no copy at all.

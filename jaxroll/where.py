@@ -66,10 +66,19 @@ def is_on_several_devices(closed) -> bool:
 
   An array on a mesh has that mesh in its type, be its axes auto, explicit or manual.
   """
+  meshes = map(_mesh, _values(closed))
+  return any(m is not None and m.size > 1 for m in meshes) or jax.sharding.get_abstract_mesh().size > 1
+
+
+def has_explicit_axes(closed) -> bool:
+  """Whether the type of any value at a jaxpr's top level says how it lies on a mesh."""
+  return any(m is not None and m.explicit_axes for m in map(_mesh, _values(closed)))
+
+
+def _values(closed):
   jaxpr = closed.jaxpr
-  values = itertools.chain(jaxpr.invars, jaxpr.constvars, *(eqn.outvars for eqn in jaxpr.eqns))
-  return any(_mesh_size(v.aval) > 1 for v in values) or jax.sharding.get_abstract_mesh().size > 1
+  return itertools.chain(jaxpr.invars, jaxpr.constvars, *(eqn.outvars for eqn in jaxpr.eqns))
 
 
-def _mesh_size(aval) -> int:
-  return getattr(getattr(getattr(aval, "sharding", None), "mesh", None), "size", 0)
+def _mesh(value):
+  return getattr(getattr(value.aval, "sharding", None), "mesh", None)

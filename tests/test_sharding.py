@@ -135,6 +135,21 @@ def test_how_it_is_known_that_there_are_several_devices():
   assert not is_on_several_devices(jax.make_jaxpr(recurrence)(*jax.device_put(host, one)))
 
 
+@pytest.mark.parametrize("strategy", ["scan", "fence", "call", "inline"])
+def test_each_strategy_on_a_mesh_with_explicit_axes(strategy):
+  mesh = jax.make_mesh((2,), ("i",), axis_types=(jax.sharding.AxisType.Explicit,))
+  def f(x):
+    for _ in range(5):
+      x = jnp.tanh(jnp.sin(x) * 0.5) + 0.1
+    return x
+  with jax.set_mesh(mesh):
+    x = jax.device_put(jnp.linspace(0, 1, 8).reshape(2, 4), P("i"))
+    with collect_reports() as reports:
+      got = roll_jit(f, roll=RollOptions(strategy=strategy, min_body_eqns=1, strict=True))(x)
+    np.testing.assert_allclose(got, jax.jit(f)(x), rtol=1e-6)
+  assert [r.strategy for r in reports[0].rolls] == ["fence" if strategy == "call" else strategy]
+
+
 @pytest.mark.parametrize("size", [1, 2])
 @pytest.mark.parametrize("strategy", ["scan", "fence"])
 def test_axes_that_are_auto_in_a_part_of_the_program(size, strategy):
