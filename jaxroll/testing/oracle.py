@@ -169,7 +169,9 @@ def _is_traced(values) -> bool:
 
 
 def _movable(value):
-  """The value as a NumPy array or `_Keys`."""
+  """The value as a NumPy array or `_Keys`; what is traced as it is."""
+  if _is_traced([value]):
+    return value
   if not is_key(value):
     return value if isinstance(value, _Keys) else np.asarray(value)
   data = np.asarray(jax.random.key_data(value))
@@ -251,7 +253,7 @@ def _scan(eqn, operands) -> list:
     return _bind(eqn, [_bindable(v) for v in operands])
   n_consts, n_carry = compat.scan_parts(eqn)
   consts, carry, xs = operands[:n_consts], operands[n_consts : n_consts + n_carry], operands[n_consts + n_carry :]
-  xs = [x if _is_traced([x]) else _movable(x) for x in xs]
+  xs = [_movable(x) for x in xs]
   ys: list[list] = []
   for i in reversed(range(length)) if params["reverse"] else range(length):
     outs = _run(body, [*consts, *carry, *[_element(x, i) for x in xs]])
