@@ -5,10 +5,14 @@ from __future__ import annotations
 from jaxroll import compat
 from jaxroll.concatenations import as_choice
 from jaxroll.convolutions import canonical
+from jaxroll.fingerprint import nested_jaxprs
 from jaxroll.nested import map_equations, map_nested
 from jaxroll.work import FUSIBLE, holds
 
 _GATHER = frozenset({"gather"})
+_REDUCING = frozenset({"reduce_sum", "reduce_prod", "reduce_max", "reduce_min", "reduce_and", "reduce_or", "argmax", "argmin"})
+_LAYOUT = frozenset({"reshape", "transpose", "squeeze", "expand_dims"})
+_CALLS = frozenset({"jit", "closed_call", "custom_jvp_call", "custom_vjp_call", "checkpoint", "remat2"})
 
 
 def for_cpu(jaxpr, *, inlined: bool):
@@ -18,7 +22,8 @@ def for_cpu(jaxpr, *, inlined: bool):
   """
   memo: dict = {}
 
-  def walk(jaxpr):
+  def walk(jaxpr, fuses):
+    apart = _read_apart(jaxpr, fuses)
     gathered: set = set()  # variables whose elements are looked up wherever they are read
 
     def rewrite(eqn):
@@ -26,12 +31,34 @@ def for_cpu(jaxpr, *, inlined: bool):
       if holds(eqn, _GATHER, memo) or reads_gathered and eqn.primitive.name in FUSIBLE:
         gathered.update(eqn.outvars)
       # A choice would look up an element for each place in the result, and not for its part alone.
-      new = (None if reads_gathered else as_choice(eqn)) or (None if inlined else canonical(eqn))
+      is_apart = not reads_gathered and not apart.isdisjoint(eqn.outvars)
+      new = (as_choice(eqn) if is_apart else None) or (None if inlined else canonical(eqn))
       if new is not None:
         return new
-      walked = map_nested(eqn, walk)
+      fused = [v not in apart for v in eqn.outvars] if eqn.primitive.name in _CALLS else None
+      walked = map_nested(eqn, lambda inner: walk(inner, fused))
       return None if walked is eqn else [walked]
 
     return map_equations(jaxpr, rewrite)
 
-  return walk(jaxpr)
+  return walk(jaxpr, None)
+
+
+def _read_apart(jaxpr, fuses: list[bool] | None = None) -> set:
+  """The variables that are read, as they are or laid out otherwise, by what XLA fuses nothing into: a product, a loop.
+
+  `fuses` says which results of the jaxpr are read by nothing of that kind; by default all may be.
+  """
+  inner = getattr(jaxpr, "jaxpr", jaxpr)
+  results = zip(inner.outvars, fuses or [False] * len(inner.outvars))
+  apart = {v for v, is_fused in results if type(v) is compat.Var and not is_fused}
+  for eqn in reversed(inner.eqns):
+    name = eqn.primitive.name
+    if name in _CALLS:
+      called, = nested_jaxprs(eqn.params)
+      within = _read_apart(called, [v not in apart for v in eqn.outvars])
+      arguments = getattr(called, "jaxpr", called).invars
+      apart.update([v for v, own in zip(eqn.invars, arguments) if own in within and type(v) is compat.Var])
+    elif name in _LAYOUT and not apart.isdisjoint(eqn.outvars) or not (name in FUSIBLE or name in _REDUCING):
+      apart.update([v for v in eqn.invars if type(v) is compat.Var])
+  return apart

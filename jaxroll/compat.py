@@ -304,20 +304,21 @@ def _moved_to(place: int, jaxpr, count: int):
 
 def _with_inputs(jaxpr, inputs):
   """The jaxpr, closed or open, with these variables as its inputs."""
-  inner = getattr(jaxpr, "jaxpr", jaxpr)
-  new = inner.replace(invars=list(inputs), debug_info=inner.debug_info.with_unknown_names())
-  return new if ClosedJaxpr is Jaxpr or type(jaxpr) is Jaxpr else ClosedJaxpr(new, jaxpr.consts)
+  return _replaced(jaxpr, getattr(jaxpr, "consts", ()), invars=list(inputs))
 
 
 def with_more_inputs(jaxpr, consts, extra, outvars, eqns):
   """A jaxpr, closed or open, with other constants, as pairs of variable and value, and with inputs more."""
+  return _replaced(jaxpr, [c for _, c in consts], constvars=[v for v, _ in consts],
+                   invars=[*_inputs(jaxpr), *extra], outvars=list(outvars), eqns=list(eqns))
+
+
+def _replaced(jaxpr, consts, **changes):
+  """The jaxpr, closed or open, with these constants and changes."""
   inner = getattr(jaxpr, "jaxpr", jaxpr)
-  values = [c for _, c in consts]
-  held = {"consts": values} if ClosedJaxpr is Jaxpr else {}
-  new = inner.replace(
-      constvars=[v for v, _ in consts], invars=[*inner.invars, *extra], outvars=list(outvars), eqns=list(eqns),
-      debug_info=inner.debug_info.with_unknown_names(), **held)
-  return new if held or type(jaxpr) is Jaxpr else ClosedJaxpr(new, values)
+  held = {"consts": list(consts)} if ClosedJaxpr is Jaxpr else {}
+  new = inner.replace(**changes, **held, debug_info=inner.debug_info.with_unknown_names())
+  return new if held or type(jaxpr) is Jaxpr else ClosedJaxpr(new, list(consts))
 
 
 _OPENED = {"scan": ("jaxpr",), "while": ("cond_jaxpr", "body_jaxpr"), "cond": ("branches",)}

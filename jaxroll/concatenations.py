@@ -2,7 +2,7 @@
 
 XLA:CPU compiles equal fused kernels once, but a concatenation that stands by itself
 anew each time, for 25 to 50 ms (jax 0.10.2 and 0.12): a split whose gradient joins the
-parts again costs more than the rest of a layer. Short ones are written as a choice
+parts again, to be multiplied, costs more than the rest of a layer. Short ones are written as a choice
 between padded parts, which fuses; behind a fence, or each reader would make its own, and
 on jax 0.12 store it. The values are only moved, so the bits are the same.
 """

@@ -157,20 +157,25 @@ def choose(program: Program, rolls: list[Roll], options: RollOptions, platform: 
   strategies = ["inline" if may_inline and _only_fuses(program, r, memo) else "scan" for r in kept]
   reasons = [_FUSES if s == "inline" else "nothing to copy" for s in strategies]
   inputs = sum(aval_bytes(v.aval) for v in program.jaxpr.invars)
-  for round_ in range(_ROUNDS + 1):
-    plan = schedule(program, kept, strategies)
-    estimates = {k: estimate_scan(program, loop, memo, kept) for k, loop in enumerate(plan.loops)
-                 if loop and strategies[k] in STACKING}
-    if round_ == _ROUNDS:
-      break
+  for round_ in range(_ROUNDS):
+    plan, estimates = _estimated(program, kept, strategies, memo)
     before = list(strategies)
     for k, estimate in estimates.items():
       strategies[k], reason = _judge(estimate, inputs, options, platform, several_devices)
       reasons[k] = "next to rolls that are not scanned, " * (round_ > 0 and strategies[k] == "fence") + reason
     if strategies == before:
       break
+  else:
+    plan, estimates = _estimated(program, kept, strategies, memo)
   plan = _unfenced(program, plan) if several_devices else _divided(program, plan, estimates, inputs, options)
   return plan, [r if loop is None else r + _division(loop) for r, loop in zip(reasons, plan.loops)], refusals
+
+
+def _estimated(program: Program, rolls: list[Roll], strategies: list[str], memo: dict):
+  """The schedule by these strategies, and the estimate of each roll that is scanned in it."""
+  plan = schedule(program, rolls, strategies)
+  return plan, {k: estimate_scan(program, loop, memo, rolls) for k, loop in enumerate(plan.loops)
+                if loop and strategies[k] in STACKING}
 
 
 def _only_fuses(program: Program, roll: Roll, memo: dict) -> bool:

@@ -66,12 +66,7 @@ class Fingerprinter:
 
   def literal(self, literal) -> Hashable:
     """A key equal for literals of the same bits, dtype, shape and weak type."""
-    value = literal.val
-    if type(value) in (bool, int, float):
-      return (type(value), repr(value), self.aval(literal.aval)[0])
-    if isinstance(value, np.ndarray) and not value.ndim and not value.dtype.hasobject:
-      return (value.dtype, value.tobytes(), self.aval(literal.aval)[0])
-    return (array_key(value), self.aval(literal.aval)[0])
+    return (array_key(literal.val), self.aval(literal.aval)[0])
 
   def static(self, static) -> Hashable:
     """A key equal for static operands of the same type and bits."""

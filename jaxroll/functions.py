@@ -106,6 +106,8 @@ class Same:
 
 def array_key(value) -> Hashable:
   """A key of an array's bits and dtype; of its identity where it has no bits yet, or many."""
+  if isinstance(value, np.ndarray) and not value.ndim and not value.dtype.hasobject:  # most literals, quickly
+    return ("array", value.dtype, (), value.tobytes(), bool(getattr(value, "weak_type", False)), None)
   if not isinstance(value, _ARRAYS) or isinstance(value, jax.core.Tracer) or getattr(value, "nbytes", 0) > 1 << 20:
     return Same(value)  # a reference, for one, is no value
   if isinstance(value, jax.Array) and (

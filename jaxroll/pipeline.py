@@ -9,13 +9,13 @@ import gc
 import time
 import warnings
 from collections import defaultdict
-from typing import Any
+from typing import Any, Callable
 
 import jax
 
 from jaxroll import compat, cost, draws, exempt, where
 from jaxroll.bodies import for_cpu
-from jaxroll.fingerprint import Fingerprinter, distinct_size
+from jaxroll.fingerprint import Fingerprinter, distinct_size, nested_jaxprs
 from jaxroll.inlining import write_out
 from jaxroll.nested import REWRITABLE, map_nested
 from jaxroll.options import RollOptions
@@ -160,17 +160,33 @@ class _Pass:
   def _rewrite(self, jaxpr, depth: int):
     place = len(self.records)
     closed = compat.as_closed(jaxpr)
-    nested = self._nested(closed, depth)
+    later = self._alike_loops(closed)
+    self.exempt += sum([self.fingerprinter.size(e) for e in closed.jaxpr.eqns if exempt.is_exempt(e)])
+    nested = self._nested(closed, depth, lambda inner: id(inner) not in later)
     with self.stage("analyze"):
       written = write_out(nested, self.fingerprinter)
-    rolled = self._roll(written, depth, place)
-    rolled = nested if rolled is written else rolled
+    rolled = self._roll(written, depth, place, later)
+    rolled = self._nested_later(nested if rolled is written else rolled, depth, later)
     if rolled is closed:
       return jaxpr
     _check_types(closed, rolled)
     return rolled
 
-  def _roll(self, closed, depth: int, place: int):
+  def _alike_loops(self, closed) -> dict[int, Any]:
+    """The jaxprs, by id, within loops that repeat but for static operands.
+
+    They wait until the loops are rolled, so that the first one's is rewritten and not each of them.
+    """
+    groups: dict[int, list] = defaultdict(list)
+    for eqn in closed.jaxpr.eqns:
+      if eqn.primitive.name in ("scan", "while"):
+        fingerprint, statics = self.fingerprinter.equation(eqn)
+        if fingerprint >= 0 and statics:
+          groups[fingerprint].append(eqn)
+    return {id(jaxpr): jaxpr for group in groups.values() if len(group) >= self.options.min_trip_count
+            for eqn in group for jaxpr in nested_jaxprs(eqn.params)}
+
+  def _roll(self, closed, depth: int, place: int, later: dict[int, Any]):
     with self.stage("analyze"):
       program = analyze(closed, self.fingerprinter)
     with self.stage("find"):
@@ -190,7 +206,7 @@ class _Pass:
     plan, reasons, too_dear = self._chosen(program, rolls)
     self.refusals += [cost.located(program, r) for r in (*refused, *too_dear)]
     rolled = closed if plan is None else self._evaluated(closed, program, plan, reasons, depth, place)
-    return self._outlined(rolled, program if plan is None else None, depth) if is_apart else rolled
+    return self._outlined(rolled, program if plan is None else None, depth, later) if is_apart else rolled
 
   def _evaluated(self, closed, program, plan, reasons, depth: int, place: int):
     with self.stage("rewrite"):
@@ -203,15 +219,16 @@ class _Pass:
       fun = lambda *args: evaluate(program, plan, bodies, self._functions, self.platform, spell, args)
       return jax.make_jaxpr(fun)(*closed.in_avals)
 
-  def _outlined(self, closed, program, depth: int):
+  def _outlined(self, closed, program, depth: int, later: dict[int, Any]):
     """The closed jaxpr, whose analysis `program` is if not None, with blocks that stand apart as calls."""
     strategy = self.options.strategy
     if strategy not in ("auto", "fence", "call"):
       return closed
     if strategy == "auto":
       strategy = "fence"
+    whole = self._nested_later(closed, depth, later)
     with self.stage("order"):
-      program = program or analyze(closed, self.fingerprinter)
+      program = analyze(whole, self.fingerprinter) if program is None or whole is not closed else program
       prepare = functools.partial(self._prepared, strategy=strategy)
       found = outline(program, self.options, strategy, self.platform, prepare)
     if found is None:
@@ -240,18 +257,23 @@ class _Pass:
     self.draws += count
     return closed
 
-  def _nested(self, closed, depth: int):
-    """Rolls within the jaxprs that equations hold."""
+  def _nested(self, closed, depth: int, which: Callable[[Any], bool]):
+    """Rolls within the jaxprs that equations hold, those of them that `which` tells."""
     eqns = closed.jaxpr.eqns
-    rolled = [self._equation(e, depth) for e in eqns]
+    rolled = [self._equation(e, depth, which) for e in eqns]
     return compat.replace_eqns(closed, rolled) if any([a is not b for a, b in zip(eqns, rolled)]) else closed
 
-  def _equation(self, eqn, depth: int):
+  def _nested_later(self, closed, depth: int, later: dict[int, Any]):
+    """Rolls within those jaxprs of `later` that are still there."""
+    return self._nested(closed, depth, lambda inner: id(inner) in later) if later else closed
+
+  def _equation(self, eqn, depth: int, which: Callable[[Any], bool]):
     if exempt.is_exempt(eqn):
-      self.exempt += self.fingerprinter.size(eqn)
       return eqn
-    return map_nested(eqn, lambda inner: self._inner(inner, depth)) if eqn.primitive.name in REWRITABLE else eqn
+    rewrite = lambda inner: self._inner(inner, depth) if which(inner) else inner
+    return map_nested(eqn, rewrite) if eqn.primitive.name in REWRITABLE else eqn
 
   def _inner(self, jaxpr, depth: int):
-    is_small = self.fingerprinter.jaxpr_size(jaxpr) < self.options.min_trip_count * self.options.min_body_eqns
-    return jaxpr if is_small else self.rewrite(jaxpr, depth + 1)
+    options = self.options
+    least = max(options.min_trip_count * options.min_body_eqns, cost.min_saved(options) + 1)  # the first iteration saves none
+    return jaxpr if self.fingerprinter.jaxpr_size(jaxpr) < least else self.rewrite(jaxpr, depth + 1)

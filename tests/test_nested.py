@@ -143,6 +143,29 @@ def test_what_differs_within_a_loop_may_be_constants():
     assert roll_.feeds == ("constants",)
 
 
+def _loops_that_differ_in_a_literal(ws, x, read=lambda history: history[-1]):
+  history = [x]
+  for i in range(12):
+    def step(c, _, i=i):
+      return chain(ws, c) * (0.5 + 0.1 * i), None
+    history.append(lax.scan(step, read(history), None, length=2)[0])
+  return history[-1]
+
+
+def test_loops_that_differ_in_a_literal_are_one_repeat_and_rolled_within_once():
+  report = check_roll(_loops_that_differ_in_a_literal, WS, X, options=FORCED, rolls=1)
+  assert sorted((r.depth, r.trip_count) for r in report.rolls) == [(0, 12), (2, 6)]
+
+
+def test_loops_that_differ_in_a_literal_and_form_no_chain_are_rolled_within_each():
+  order = np.random.RandomState(1).permutation(1000)
+  anywhere = lambda history: sum(history[order[len(history)] % len(history):]) + history[order[7 * len(history)] % len(history)]
+  f = lambda ws, x: _loops_that_differ_in_a_literal(ws, x, anywhere)
+  report = check_roll(f, WS, X, options=FORCED)
+  assert [r.depth for r in report.rolls if (r.trip_count, r.body_eqns) == (6, 4)].count(1) >= 6
+  assert report.size_after < report.size_before / 2, "no loop is left as written"
+
+
 def test_weakly_typed_carries_stay_weak():
   def f(x):
     def step(c, _):
