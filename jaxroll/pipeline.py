@@ -160,7 +160,7 @@ class _Pass:
   def _rewrite(self, jaxpr, depth: int):
     place = len(self.records)
     closed = compat.as_closed(jaxpr)
-    later = self._alike_loops(closed)
+    later = self._nearly_alike(closed)
     self.exempt += sum([self.fingerprinter.size(e) for e in closed.jaxpr.eqns if exempt.is_exempt(e)])
     nested = self._nested(closed, depth, lambda inner: id(inner) not in later)
     with self.stage("analyze"):
@@ -172,19 +172,19 @@ class _Pass:
     _check_types(closed, rolled)
     return rolled
 
-  def _alike_loops(self, closed) -> dict[int, Any]:
-    """The jaxprs, by id, within loops that repeat but for static operands.
+  def _nearly_alike(self, closed) -> dict[int, Any]:
+    """The jaxprs, by id, within equations that are the same but for static operands.
 
-    They wait until the loops are rolled, so that the first one's is rewritten and not each of them.
+    They wait until the equations are rolled, so that the first one's is rewritten and not each of them.
     """
     groups: dict[int, list] = defaultdict(list)
     for eqn in closed.jaxpr.eqns:
-      if eqn.primitive.name in ("scan", "while"):
+      if eqn.primitive.name in REWRITABLE:
         fingerprint, statics = self.fingerprinter.equation(eqn)
         if fingerprint >= 0 and statics:
-          groups[fingerprint].append(eqn)
-    return {id(jaxpr): jaxpr for group in groups.values() if len(group) >= self.options.min_trip_count
-            for eqn in group for jaxpr in nested_jaxprs(eqn.params)}
+          groups[fingerprint].append((eqn, tuple(map(self.fingerprinter.static, statics))))
+    return {id(jaxpr): jaxpr for group in groups.values() if len(set([s for _, s in group])) >= self.options.min_trip_count
+            for eqn, _ in group for jaxpr in nested_jaxprs(eqn.params)}
 
   def _roll(self, closed, depth: int, place: int, later: dict[int, Any]):
     with self.stage("analyze"):
