@@ -100,6 +100,7 @@ class Estimate:
     is_independent: whether no iteration reads what another made.
     is_stencil: whether many iterations, which fuse, read what they carry at several places.
     is_remade: whether reductions, or kernels elsewhere, read what many iterations, which fuse, make one from the other.
+    streamed: bytes of stacked arrays that each iteration reads and writes, such as the residuals of a gradient.
   """
 
   saved: int
@@ -114,6 +115,7 @@ class Estimate:
   is_independent: bool = False
   is_stencil: bool = False
   is_remade: bool = False
+  streamed: int = 0
 
   @property
   def is_slow_fused(self) -> bool:
@@ -167,7 +169,12 @@ def choose(program: Program, rolls: list[Roll], options: RollOptions, platform: 
       break
   else:
     plan, estimates = _estimated(program, kept, strategies, memo)
-  plan = _unfenced(program, plan) if several_devices else _divided(program, plan, estimates, inputs, options)
+  if several_devices:
+    plan = _unfenced(program, plan)
+  else:
+    plan = _divided(program, plan, estimates, inputs, options)
+    if platform == "cpu":
+      plan = _convolving_aside(program, plan, memo)
   return plan, [r if loop is None else r + _division(loop) for r, loop in zip(reasons, plan.loops)], refusals
 
 
@@ -198,6 +205,23 @@ def _unfenced(program: Program, plan: Schedule) -> Schedule:
   """
   return dataclasses.replace(plan, hides_constants=False, loops=tuple(
       None if loop is None else dataclasses.replace(loop, unfenced=_sums(program, loop)) for loop in plan.loops))
+
+
+def _convolving_aside(program: Program, plan: Schedule, memo: dict) -> Schedule:
+  """The plan with no fence around sums of what convolutions make: these run beside the next iteration's on other cores."""
+  def unfenced(loop: Loop) -> frozenset[int]:
+    return _sums(program, loop) if _work(program, loop, memo).convolutions else loop.unfenced
+  return dataclasses.replace(plan, loops=tuple(
+      loop and (dataclasses.replace(loop, unfenced=unfenced(loop)) if loop.strategy == "fence" else loop)
+      for loop in plan.loops))
+
+
+def _work(program: Program, loop: Loop, memo: dict) -> Work:
+  """The work of one iteration."""
+  work = Work()
+  for j in loop.offsets:
+    work += equation_work(program.eqns[loop.roll.start + j], memo)
+  return work
 
 
 def _sums(program: Program, loop: Loop) -> frozenset[int]:
@@ -282,8 +306,9 @@ def _judge(estimate: Estimate, inputs: int, options: RollOptions, platform: str 
     aside = "inline"  # XLA compiles so little in no time, and a fence would be felt
   if several_devices:
     return aside, "a scan's arrays might lie otherwise on the devices, and be sent more often"
-  if platform == "cpu" and estimate.work.convolutions and aim != "compile":
-    return aside, "on CPU convolutions run faster outside loops"
+  streams = estimate.copied > 0 or estimate.streamed > _KEY_BYTES
+  if platform == "cpu" and estimate.work.convolutions and streams and aim != "compile":
+    return aside, "on CPU convolutions run faster outside loops that read or write arrays besides"
   if options.max_copy_bytes is not None and estimate.copied > options.max_copy_bytes:
     return aside, f"a scan would copy {human_bytes(estimate.copied)}, more than max_copy_bytes"
   allowed = _COPIED_PER_WRITTEN[aim] * estimate.work.bytes
@@ -304,16 +329,27 @@ def estimate_scan(program: Program, loop: Loop, memo: dict, rolls: list[Roll] = 
   roll = loop.roll
   copied, operations, unread = _copies(program, loop)
   stacks = len(loop.ys) + sum(isinstance(roll.inputs[i], (Xs, Slices)) for i in loop.inputs)
-  work = Work()
-  for j in loop.offsets:
-    work += equation_work(program.eqns[roll.start + j], memo)
+  work = _work(program, loop, memo)
   size = int(sum(program.sizes[roll.start + j] for j in loop.offsets))
   random = work.draws > 0 and _is_random(program, loop, memo.setdefault("random", {}))
   is_many = roll.trips >= _FUSED_TRIPS and bool(loop.carried)
   return Estimate(
       size * (roll.trips - 1), copied, operations, stacks, unread, work * roll.trips, size, roll.trips, random,
       not loop.carried, is_many and work.shifts > 0 and not work.kernels and _shifts_carry(program, loop, memo),
-      is_many and (_feeds_reductions(program, loop, memo) if work.kernels else _feeds_kernels(program, loop, memo, rolls)))
+      is_many and (_feeds_reductions(program, loop, memo) if work.kernels else _feeds_kernels(program, loop, memo, rolls)),
+      _streamed(program, loop))
+
+
+def _streamed(program: Program, loop: Loop) -> int:
+  """The bytes of stacked arrays that each iteration reads and writes, constants left out."""
+  total = sum(program.nbytes(loop.roll.value(0, q)) for q in loop.ys)
+  for source in (loop.roll.inputs[i] for i in loop.inputs):
+    if isinstance(source, Slices):
+      array = program.aval(source.value)
+      total += aval_bytes(array) // max(array.shape[0], 1)
+    elif isinstance(source, Xs) and constant_xs(program, source.values) is None:
+      total += program.nbytes(source.values[0])
+  return total
 
 
 def _shifts_carry(program: Program, loop: Loop, memo: dict) -> bool:

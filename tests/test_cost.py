@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jaxroll import RollOptions, explain, roll_jit
+from jaxroll import RollOptions, explain, roll_jaxpr, roll_jit
 from programs import chain, dropout_chain, loss, weights
 
 X = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)
@@ -106,12 +106,30 @@ def test_max_copy_bytes_bounds_what_a_scan_copies():
   assert strategies(deep, ws, x, optimize_for="run") == ["fence"]
 
 
-def test_convolutions_stay_outside_loops_on_cpu():
-  def f(x):
-    for _ in range(24):
-      x = jnp.tanh(lax.conv(x, jnp.ones((4, 4, 3, 3)) * 0.1, (1, 1), "SAME")).sum(0, keepdims=True) + x
-    return x
-  assert strategies(f, np.ones((1, 4, 64, 64), np.float32)) == ["fence"]
+def convolve(ws, x):
+  for w in ws:
+    x = jnp.tanh(lax.conv(x, w, (1, 1), "SAME")).sum(0, keepdims=True) + x
+  return x
+
+
+def test_convolutions_of_gradients_and_of_layers_stay_outside_loops_on_cpu():
+  x, shared, own = np.ones((1, 4, 64, 64), np.float32), np.ones((4, 4, 3, 3), np.float32), weights(24, 4, 4, 3, 3)
+  assert strategies(lambda w, x: convolve([w] * 24, x), shared, x) == ["scan"], "reads and writes nothing but what it carries"
+  assert strategies(convolve, own, x) == ["fence"]
+  for argument in (0, 1):
+    gradient = jax.grad(lambda w, x: convolve([w] * 24, x).sum(), argument)
+    assert set(strategies(gradient, shared, x)) == {"fence"}
+
+
+def test_sums_of_what_convolutions_make_are_not_fenced():
+  gradient = jax.grad(lambda w, x: convolve([w] * 24, x).sum())
+  w, x = np.ones((4, 4, 3, 3), np.float32), np.ones((1, 4, 64, 64), np.float32)
+  def fenced(options):
+    rolled, _ = roll_jaxpr(jax.make_jaxpr(gradient)(w, x), options, platform="cpu")
+    is_fence = lambda e: e.params.get("name") == "fence" or e.primitive.name == "optimization_barrier"
+    return [v.aval.shape for e in rolled.jaxpr.eqns if is_fence(e) for v in e.outvars]
+  assert x.shape in fenced(RollOptions(strict=True)) and w.shape not in fenced(RollOptions(strict=True))
+  assert w.shape in fenced(RollOptions(strategy="fence", strict=True)), "as asked: each iteration by itself"
 
 
 def test_random_bits_of_a_fenced_roll_are_drawn_together():
