@@ -170,11 +170,12 @@ def choose(program: Program, rolls: list[Roll], options: RollOptions, platform: 
   else:
     plan, estimates = _estimated(program, kept, strategies, memo)
   if several_devices:
-    plan = _unfenced(program, plan)
+    # XLA reduces all summands over the devices at once. And it lays out a slice at an unknown place otherwise.
+    plan = dataclasses.replace(_unfenced(program, plan), hides_constants=False)
   else:
     plan = _divided(program, plan, estimates, inputs, options)
-    if platform == "cpu":
-      plan = _convolving_aside(program, plan, memo)
+    if platform == "cpu":  # convolutions that are summed run beside the next iteration's on other cores
+      plan = _unfenced(program, plan, lambda loop: loop.strategy == "fence" and _work(program, loop, memo).convolutions > 0)
   return plan, [r if loop is None else r + _division(loop) for r, loop in zip(reasons, plan.loops)], refusals
 
 
@@ -198,22 +199,10 @@ def _division(loop: Loop) -> str:
   return f", in {loop.segments} parts" * (loop.segments > 1) + f", {loop.unroll} iterations a step" * (loop.unroll > 1)
 
 
-def _unfenced(program: Program, plan: Schedule) -> Schedule:
-  """The plan with no fence around sums over the iterations: XLA reduces all summands over the devices at once.
-
-  Nor are constants hidden from XLA, which lays out a slice at an unknown place otherwise.
-  """
-  return dataclasses.replace(plan, hides_constants=False, loops=tuple(
-      None if loop is None else dataclasses.replace(loop, unfenced=_sums(program, loop)) for loop in plan.loops))
-
-
-def _convolving_aside(program: Program, plan: Schedule, memo: dict) -> Schedule:
-  """The plan with no fence around sums of what convolutions make: these run beside the next iteration's on other cores."""
-  def unfenced(loop: Loop) -> frozenset[int]:
-    return _sums(program, loop) if _work(program, loop, memo).convolutions else loop.unfenced
+def _unfenced(program: Program, plan: Schedule, which=lambda loop: True) -> Schedule:
+  """The plan with no fence around sums over the iterations, in those loops that `which` tells."""
   return dataclasses.replace(plan, loops=tuple(
-      loop and (dataclasses.replace(loop, unfenced=unfenced(loop)) if loop.strategy == "fence" else loop)
-      for loop in plan.loops))
+      dataclasses.replace(loop, unfenced=_sums(program, loop)) if loop and which(loop) else loop for loop in plan.loops))
 
 
 def _work(program: Program, loop: Loop, memo: dict) -> Work:
@@ -345,11 +334,15 @@ def _streamed(program: Program, loop: Loop) -> int:
   total = sum(program.nbytes(loop.roll.value(0, q)) for q in loop.ys)
   for source in (loop.roll.inputs[i] for i in loop.inputs):
     if isinstance(source, Slices):
-      array = program.aval(source.value)
-      total += aval_bytes(array) // max(array.shape[0], 1)
+      total += _row_bytes(program.aval(source.value))
     elif isinstance(source, Xs) and constant_xs(program, source.values) is None:
       total += program.nbytes(source.values[0])
   return total
+
+
+def _row_bytes(aval) -> int:
+  """The bytes of a row along the leading axis."""
+  return aval_bytes(aval) // max(aval.shape[0], 1)
 
 
 def _shifts_carry(program: Program, loop: Loop, memo: dict) -> bool:
@@ -453,7 +446,7 @@ def _feed(program: Program, loop: Loop, i: int) -> tuple[str, int]:
   if isinstance(source, Slices):
     aval = program.aval(source.value)
     whole = len(source.starts) == aval.shape[0] and (source.starts[0] > source.starts[-1]) == loop.reverse
-    return "slice", 0 if whole else aval_bytes(aval) // max(aval.shape[0], 1) * len(source.starts)
+    return "slice", 0 if whole else _row_bytes(aval) * len(source.starts)
   if constant_xs(program, source.values) is not None:
     return "constants", 0
   parts = loop.feeds[i]

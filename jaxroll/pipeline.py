@@ -183,7 +183,7 @@ class _Pass:
         fingerprint, statics = self.fingerprinter.equation(eqn)
         if fingerprint >= 0 and statics:
           groups[fingerprint].append((eqn, tuple(map(self.fingerprinter.static, statics))))
-    return {id(jaxpr): jaxpr for group in groups.values() if len(set([s for _, s in group])) >= self.options.min_trip_count
+    return {id(jaxpr): jaxpr for group in groups.values() if len({s for _, s in group}) >= self.options.min_trip_count
             for eqn, _ in group for jaxpr in nested_jaxprs(eqn.params)}
 
   def _roll(self, closed, depth: int, place: int, later: dict[int, Any]):
