@@ -21,6 +21,7 @@ from jaxroll import compat, exempt, where
 from jaxroll.options import RollOptions
 from jaxroll.pipeline import roll_jaxpr
 from jaxroll.report import RollReport
+from jaxroll.room import roomy
 from jaxroll.tracing import Traced, is_array, trace, trace_of_jit
 
 _LONG = 1000  # equations of a program that is better called than evaluated, if nothing in it was rolled
@@ -76,6 +77,7 @@ def roll(fun: Callable, options: RollOptions | None = None) -> Callable:
   options = checked(options)
 
   @functools.wraps(fun)
+  @roomy
   def rolled(*args, **kwargs):
     if _is_asleep(options):
       return fun(*args, **kwargs)
@@ -164,6 +166,7 @@ class _Rolled:
     self._fun = weakref.ref(fun) if weak else lambda: fun
     self._options, self._target = options, target
 
+  @roomy
   def __call__(self, *args, **kwargs):
     fun = self._fun()
     if _is_asleep(self._options):
@@ -282,6 +285,7 @@ def explain(fun: Callable, options: RollOptions | None = None) -> Callable[..., 
     tracer = fun if hasattr(fun, "trace") else None
   options = checked(options)
 
+  @roomy
   def explained(*args, **kwargs) -> RollReport:
     start = time.perf_counter()
     if tracer is not None:

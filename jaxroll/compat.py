@@ -361,6 +361,18 @@ def replace_eqns(closed: ClosedJaxpr, eqns) -> ClosedJaxpr:
   return ClosedJaxpr(closed.jaxpr.replace(eqns=list(eqns)), closed.consts)
 
 
+def with_effects_of(old: ClosedJaxpr, new: ClosedJaxpr) -> ClosedJaxpr:
+  """`new`, which does what `old` does, with the effects that `old` declares.
+
+  A branch of a `cond` declares those of all branches, and its equations have only some of them.
+  """
+  if new.effects == old.effects or new.effects != set().union(*(e.effects for e in old.jaxpr.eqns)):
+    return new
+  if ClosedJaxpr is Jaxpr:
+    return new.replace(effects=old.effects)
+  return ClosedJaxpr(new.jaxpr.replace(effects=old.effects), new.consts)
+
+
 def as_closed(jaxpr) -> ClosedJaxpr:
   """A jaxpr, closed or without constants, as a closed one."""
   return jaxpr if type(jaxpr) is ClosedJaxpr else close(jaxpr)

@@ -169,6 +169,7 @@ class _Pass:
     rolled = self._nested_later(nested if rolled is written else rolled, depth, later)
     if rolled is closed:
       return jaxpr
+    rolled = compat.with_effects_of(closed, rolled)
     _check_types(closed, rolled)
     return rolled
 

@@ -16,10 +16,11 @@ import itertools
 import math
 from typing import Any, Callable
 
+import jax
 import numpy as np
 from jax import lax
 
-from jaxroll import compat
+from jaxroll import compat, where
 
 _SMALL = 256  # elements of an array for whose every one there may be a choice
 _MOST = 300  # static operands of one equation; with more it matches only if all are the same
@@ -73,13 +74,15 @@ def _apply_pad(operands, starts, params):
   operand, fill = operands
   spread = lax.pad(operand, fill, [(0, 0, gap) for _, _, gap in params["padding_config"]])
   shape = [n + low + high for n, (low, high, _) in zip(spread.shape, params["padding_config"])]
+  sharding = where.explicit_sharding(jax.typeof(spread))
+  fill = lax.broadcast(fill, shape, out_sharding=sharding)
   around = [d for d, (low, high, _) in enumerate(params["padding_config"]) if low + high]
   if math.prod(shape) <= _SMALL and around and all(spread.shape[d] == 1 for d in around):
     # One element, row or column: a choice fuses with its reader, and is not compiled anew for each as an update is.
-    here = [lax.eq(lax.broadcasted_iota(np.int32, shape, d), starts[d]) for d in around]
+    here = [lax.eq(lax.broadcasted_iota(np.int32, shape, d, out_sharding=sharding), starts[d]) for d in around]
     chosen = functools.reduce(lax.bitwise_and, here)
-    return [lax.select(chosen, lax.broadcast_in_dim(spread, shape, range(len(shape))), lax.broadcast(fill, shape))]
-  return [lax.dynamic_update_slice(lax.broadcast(fill, shape), spread, starts, allow_negative_indices=False)]
+    return [lax.select(chosen, lax.broadcast_in_dim(spread, shape, range(len(shape)), out_sharding=sharding), fill)]
+  return [lax.dynamic_update_slice(fill, spread, starts, allow_negative_indices=False)]
 
 
 STATIC_OPERANDS = {

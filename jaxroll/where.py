@@ -66,19 +66,25 @@ def is_on_several_devices(closed) -> bool:
 
   An array on a mesh has that mesh in its type, be its axes auto, explicit or manual.
   """
-  meshes = map(_mesh, _values(closed))
+  meshes = map(_mesh, _types(closed))
   return any(m is not None and m.size > 1 for m in meshes) or jax.sharding.get_abstract_mesh().size > 1
 
 
 def has_explicit_axes(closed) -> bool:
   """Whether the type of any value at a jaxpr's top level says how it lies on a mesh."""
-  return any(m is not None and m.explicit_axes for m in map(_mesh, _values(closed)))
+  return any(m is not None and m.explicit_axes for m in map(_mesh, _types(closed)))
 
 
-def _values(closed):
+def explicit_sharding(aval):
+  """How the type says an array lies on a mesh with explicit axes; None where it doesn't, or there is none."""
+  mesh = _mesh(aval)
+  return aval.sharding if mesh is not None and mesh.explicit_axes else None
+
+
+def _types(closed):
   jaxpr = closed.jaxpr
-  return itertools.chain(jaxpr.invars, jaxpr.constvars, *(eqn.outvars for eqn in jaxpr.eqns))
+  return (v.aval for v in itertools.chain(jaxpr.invars, jaxpr.constvars, *(eqn.outvars for eqn in jaxpr.eqns)))
 
 
-def _mesh(value):
-  return getattr(getattr(value.aval, "sharding", None), "mesh", None)
+def _mesh(aval):
+  return getattr(getattr(aval, "sharding", None), "mesh", None)

@@ -1,12 +1,13 @@
 """Repeats within repeats and within every kind of nested jaxpr."""
 
 import jax
+import jax.experimental
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
 
-from jaxroll import RollOptions, explain, roll_jit
+from jaxroll import RollOptions, collect_reports, explain, roll_jit
 from jaxroll.testing import check_roll
 from programs import chain, weights
 
@@ -201,6 +202,36 @@ def test_effects_within_a_loop_stay():
   jax.block_until_ready(roll_jit(f, roll=FORCED)(X))
   jax.effects_barrier()
   assert len(expected) == 8 and seen == expected
+
+
+def tells(x):
+  jax.debug.print("{}", x.sum())
+  return x
+
+
+def tells_in_order(x):
+  jax.debug.print("{}", x.sum(), ordered=True)
+  return x
+
+
+def asks(x):
+  return jax.experimental.io_callback(np.asarray, x, x)
+
+
+@pytest.mark.parametrize("effect", [tells, tells_in_order, asks])
+@pytest.mark.parametrize("choose", [
+    lambda other, same, x: lax.cond(x.sum() > 99, other, same, x),
+    lambda other, same, x: lax.switch((x.sum() > 99).astype(np.int32) + 1, [jnp.sin, same, other], x),
+    lambda other, same, x: lax.cond(x.sum() > 99, jnp.sin, lambda x: lax.cond(x.sum() > 98, other, same, x), x),
+    lambda other, same, x: lax.scan(lambda c, _: (lax.cond(c.sum() > 99, other, same, c), None), x, length=2)[0],
+], ids=["cond", "switch", "nested cond", "cond in scan"])
+def test_a_branch_without_the_effects_of_another_is_rolled(choose, effect):
+  f = lambda ws, x: choose(effect, lambda x: chain(ws, x), x)  # JAX gives every branch the effects of all
+  with collect_reports() as reports:
+    rolled = roll_jit(f, roll=FORCED)
+    np.testing.assert_allclose(rolled(WS, X), jax.jit(f)(WS, X), rtol=1e-5)
+  assert [r.trip_count for r in reports[0].rolls] == [6]
+  assert rolled.trace(WS, X).jaxpr.effects == jax.make_jaxpr(f)(WS, X).effects != set()
 
 
 def test_references_within_a_loop_are_left_alone():

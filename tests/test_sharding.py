@@ -173,3 +173,21 @@ def test_axes_that_are_auto_in_a_part_of_the_program(size, strategy):
       assert any(r.trip_count == 4 for r in reports[0].rolls)
       assert jax.typeof(rolled) == jax.typeof(plain)
       np.testing.assert_allclose(rolled, plain, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("width", [4, 1])
+def test_pads_with_varying_starts_on_a_mesh_with_explicit_axes(width):
+  mesh = jax.make_mesh((2,), ("i",), axis_types=(jax.sharding.AxisType.Explicit,))
+  options = RollOptions(strategy="scan", min_body_eqns=1, strict=True)
+  def f(x):
+    for k in range(5):
+      x = x + jnp.pad(jnp.sin(x[:, :width]), ((0, 0), (k, 8 - width - k)))
+    return x
+  with jax.set_mesh(mesh):
+    x = jax.device_put(jnp.linspace(0, 1, 32).reshape(4, 8), P("i"))
+    for g in (f, jax.grad(lambda x: f(x).sum())):
+      with collect_reports() as reports:
+        rolled, plain = roll_jit(g, roll=options)(x), jax.jit(g)(x)
+      assert any(r.trip_count >= 5 for r in reports[0].rolls)
+      assert jax.typeof(rolled) == jax.typeof(plain)
+      np.testing.assert_allclose(rolled, plain, rtol=1e-6)
