@@ -244,6 +244,11 @@ def lstm(steps=64, layers=2, width=64, batch=8):
   return jax.grad(loss), (params, random(batch, steps, width, scale=1.)), jax.grad(scanned)
 
 
+@program("recurrence")
+def recurrence():
+  return lstm(steps=24, layers=1, width=16, batch=4)
+
+
 @program("nothing")
 def nothing(equations=20_000):
   random = np.random.RandomState(0)

@@ -39,6 +39,9 @@ _LEAST_SEGMENT = 3  # A loop over random bits is cut so that no piece has fewer 
 _FENCED_BODY = 40
 _FENCED_SECONDS = 60e-6
 _FENCED_SAVED = 600  # or around any of which there are many, as unrolled recurrences are what XLA is slowest with
+# And sooner around those in which products read what fuses through many iterations, such as an LSTM's cell: each product
+# makes all the steps before anew (`--only recurrence`).
+_FENCED_SAVED_CHAINED = 350
 # A step of a loop takes XLA:CPU about half a microsecond. Where an iteration takes less than this, some are made at
 # once: 50 leapfrog steps in 30 dimensions run in .97 of the time unrolled, 1.35 without this (jax 0.10.2 and 0.12).
 _UNROLLED_SECONDS, _UNROLLED = 2e-6, 4
@@ -100,6 +103,7 @@ class Estimate:
     is_independent: whether no iteration reads what another made.
     is_stencil: whether many iterations, which fuse, read what they carry at several places.
     is_remade: whether reductions, or kernels elsewhere, read what many iterations, which fuse, make one from the other.
+    is_chained: whether any kernel of the body does.
     streamed: bytes of stacked arrays that each iteration reads and writes, such as the residuals of a gradient.
   """
 
@@ -115,6 +119,7 @@ class Estimate:
   is_independent: bool = False
   is_stencil: bool = False
   is_remade: bool = False
+  is_chained: bool = False
   streamed: int = 0
 
   @property
@@ -290,7 +295,8 @@ def _judge(estimate: Estimate, inputs: int, options: RollOptions, platform: str 
   aside = "fence"
   if aim == "compile" and estimate.trips >= _CALLED_TRIPS and where.calls_survive(platform) and not several_devices:
     aside = "call"
-  if (estimate.body < _FENCED_BODY and estimate.seconds < _FENCED_SECONDS and estimate.saved < _FENCED_SAVED
+  many = _FENCED_SAVED_CHAINED if estimate.is_chained and estimate.seconds > _UNROLLED_SECONDS else _FENCED_SAVED
+  if (estimate.body < _FENCED_BODY and estimate.seconds < _FENCED_SECONDS and estimate.saved < many
       and not estimate.is_slow_fused and aim != "compile"):
     aside = "inline"  # XLA compiles so little in no time, and a fence would be felt
   if several_devices:
@@ -322,11 +328,13 @@ def estimate_scan(program: Program, loop: Loop, memo: dict, rolls: list[Roll] = 
   size = int(sum(program.sizes[roll.start + j] for j in loop.offsets))
   random = work.draws > 0 and _is_random(program, loop, memo.setdefault("random", {}))
   is_many = roll.trips >= _FUSED_TRIPS and bool(loop.carried)
+  carried = _carried_work(program, loop, memo) if is_many else Work()
   return Estimate(
-      size * (roll.trips - 1), copied, operations, stacks, unread, work * roll.trips, size, roll.trips, random,
-      not loop.carried, is_many and work.shifts > 0 and not work.kernels and _shifts_carry(program, loop, memo),
-      is_many and (_feeds_reductions(program, loop, memo) if work.kernels else _feeds_kernels(program, loop, memo, rolls)),
-      _streamed(program, loop))
+      saved=size * (roll.trips - 1), copied=copied, operations=operations, stacks=stacks, unread=unread,
+      work=work * roll.trips, body=size, trips=roll.trips, is_random=random, is_independent=not loop.carried,
+      is_stencil=carried.shifts > 0 and not work.kernels,
+      is_remade=carried.reductions > 0 if work.kernels else is_many and _feeds_kernels(program, loop, memo, rolls),
+      is_chained=carried.kernels > 0, streamed=_streamed(program, loop))
 
 
 def _streamed(program: Program, loop: Loop) -> int:
@@ -345,33 +353,23 @@ def _row_bytes(aval) -> int:
   return aval_bytes(aval) // max(aval.shape[0], 1)
 
 
-def _shifts_carry(program: Program, loop: Loop, memo: dict) -> bool:
-  """Whether an equation of the body that depends on a carry moves elements."""
-  return any(work.shifts for work in _carried_work(program, loop, memo))
-
-
-def _feeds_reductions(program: Program, loop: Loop, memo: dict) -> bool:
-  """Whether a reduction in the body reads what fuses with a carry."""
-  return any(work.reductions for work in _carried_work(program, loop, memo))
-
-
-def _carried_work(program: Program, loop: Loop, memo: dict):
-  """The work of each equation of the body that reads a carry that fuses with the next one, or what fuses with that."""
+def _carried_work(program: Program, loop: Loop, memo: dict) -> Work:
+  """The work of the body's equations that read a carry that fuses with the next one, or what fuses with that."""
   roll = loop.roll
   slot_of, out_of = program.slot_starts(roll.start, roll.period), program.result_starts(roll.start, roll.period)
   own = {j: roll.bindings[slot_of[j] : slot_of[j + 1]] for j in loop.offsets}
   work = {j: equation_work(program.eqns[roll.start + j], memo) for j in loop.offsets}
   carries = {-1 - i: s.result for i, s in enumerate(roll.inputs) if isinstance(s, Carry)}
   while True:
-    fused, reading = set(carries), []
+    fused, reading = set(carries), Work()
     for j in loop.offsets:
       if not fused.isdisjoint(own[j]):
-        reading.append(work[j])
+        reading += work[j]
         if not work[j].kernels:
           fused.update(range(out_of[j], out_of[j + 1]))
     kept = {b: q for b, q in carries.items() if q in fused}
     if len(kept) == len(carries):
-      return reading if carries else []
+      return reading if carries else Work()
     carries = kept
 
 

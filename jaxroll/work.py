@@ -27,7 +27,7 @@ class Work:
 
   Attributes:
     flops: floating-point operations; a product with accumulation counts as two.
-    bytes: bytes of all results, as if each was written.
+    bytes: bytes of all results, as if each was written; of an array updated in place, of what is written into it.
     kernels: equations that end a fusion, such as products, reductions, loops.
     reductions: those among them that fuse with what they read, of which each makes its own.
     convolutions: convolutions among them.
@@ -65,15 +65,18 @@ def equation_work(eqn, memo: dict | None = None) -> Work:
   """
   memo = {} if memo is None else memo
   name, params = eqn.primitive.name, eqn.params
-  results = sum(aval_bytes(v.aval) for v in eqn.outvars)
+  if name == "dynamic_update_slice" or name.startswith("scatter"):  # in place
+    update = eqn.invars[1 if name == "dynamic_update_slice" else 2].aval
+    return Work(_elements(update), aval_bytes(update), kernels=1)
   inner = [] if not params or name in _COMBINING else [jaxpr_work(j, memo) for j in nested_jaxprs(params)]
   if inner:
     total = Work()
     for w in inner:
       total += w * params.get("length", 1) if name == "scan" else w
     return total + Work(kernels=0 if name in FUSIBLE or name in _TRANSPARENT else 1)
+  results = sum(aval_bytes(v.aval) for v in eqn.outvars)
   out = eqn.outvars[0].aval if eqn.outvars else None
-  size = math.prod(d for d in getattr(out, "shape", ()) if isinstance(d, int))
+  size = _elements(out)
   if name == "dot_general":
     (contracted, _), _ = params["dimension_numbers"]
     shape = eqn.invars[0].aval.shape
@@ -86,12 +89,16 @@ def equation_work(eqn, memo: dict | None = None) -> Work:
               draws=name in GENERATORS, shifts=name in _SHIFTING)
 
 
+def _elements(aval) -> int:
+  return math.prod(d for d in getattr(aval, "shape", ()) if isinstance(d, int))
+
+
 _DRAWS = frozenset({"random_bits", "threefry2x32"})
 _SHIFTING = frozenset({"concatenate", "pad", "rev", "transpose"})
 _REDUCING = ("reduce_", "arg", "cum")
 _TRANSPARENT = frozenset({"checkpoint", "remat2", "closed_call"})
 # Their jaxprs combine two numbers and say nothing of the size of the work.
-_COMBINING = frozenset({"scatter", "scatter-add", "scatter_add", "reduce", "reduce_window", "sort"})
+_COMBINING = frozenset({"reduce", "reduce_window", "sort"})
 
 
 def jaxpr_work(jaxpr, memo: dict | None = None) -> Work:

@@ -27,6 +27,30 @@ def test_time_steps_over_shared_weights_are_scanned():
   assert strategies(recurrent, np.eye(4, dtype=np.float32), np.ones((4, 24), np.float32)) == ["scan"]
 
 
+def test_backward_steps_whose_products_read_what_fuses_through_all_of_them_are_fenced():
+  def lstm(steps, gated):
+    def loss(w, xs):
+      h = c = jnp.zeros((4, 16))
+      for t in range(steps):
+        i, f, o, u = jnp.split(jnp.concatenate([xs[t], h], -1) @ w, 4, -1)
+        c = (jax.nn.sigmoid(f) * c if gated else 0) + jax.nn.sigmoid(i) * jnp.tanh(u)
+        h = jax.nn.sigmoid(o) * jnp.tanh(c)
+      return h.sum()
+    return jax.grad(loss), np.ones((24, 64), np.float32), np.ones((steps, 4, 8), np.float32)
+  assert strategies(*lstm(24, True)) == ["inline", "fence"]
+  assert strategies(*lstm(10, True)) == ["inline", "inline"], "few steps compile quickly"
+  assert strategies(*lstm(24, False)) == ["inline", "inline"], "nothing fuses from step to step"
+
+
+def test_an_array_updated_in_place_is_not_written_anew():
+  def f(cache, ws, x):
+    for k, w in enumerate(ws):
+      x = jnp.tanh(x @ w)
+      cache = lax.dynamic_update_slice(cache, x[None] + 1, (k, 0))
+    return cache, x
+  assert strategies(f, np.zeros((1 << 20, 8), np.float32), weights(16, 8, 8), np.ones(8, np.float32)) == ["inline"]
+
+
 def test_layers_with_weights_of_their_own_are_fenced():
   ws = weights(24, 256, 256)
   x = np.ones((64, 256), np.float32)

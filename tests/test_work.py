@@ -36,6 +36,13 @@ def test_nested_jaxprs_count_and_a_scan_counts_its_iterations():
   assert looped.flops == 7 * X.size
 
 
+def test_updates_in_place_write_what_they_update():
+  big, row = np.ones((1000, 8), np.float32), np.ones((1, 8), np.float32)
+  for update in (lambda a, r: lax.dynamic_update_slice(a, r, (3, 0)), lambda a, r: a.at[jnp.arange(1)].set(r),
+                 lambda a, r: a.at[jnp.arange(1)].add(r), lambda a, r: a.at[jnp.arange(1)].max(r)):
+    assert 32 <= work(update, big, row).bytes < 200
+
+
 def test_what_ends_a_fusion():
   assert work(lambda x: jnp.tanh(x) * 2 + x.T.reshape(4, 8), X).kernels == 0
   assert work(lambda x: x.sum() + x.max(), X).kernels == 2
