@@ -176,7 +176,8 @@ class _Pass:
   def _nearly_alike(self, closed) -> dict[int, Any]:
     """The jaxprs, by id, within equations that are the same but for static operands.
 
-    They wait until the equations are rolled, so that the first one's is rewritten and not each of them.
+    They wait until the equations are rolled, so that the first one's is rewritten and not each of them. So do
+    those of a call within which an equation is alike to one that stands by itself: they may be one repeat.
     """
     groups: dict[int, list] = defaultdict(list)
     for eqn in closed.jaxpr.eqns:
@@ -184,8 +185,16 @@ class _Pass:
         fingerprint, statics = self.fingerprinter.equation(eqn)
         if fingerprint >= 0 and statics:
           groups[fingerprint].append((eqn, tuple(map(self.fingerprinter.static, statics))))
-    return {id(jaxpr): jaxpr for group in groups.values() if len({s for _, s in group}) >= self.options.min_trip_count
-            for eqn, _ in group for jaxpr in nested_jaxprs(eqn.params)}
+    alike = {f for f, group in groups.items() if len({s for _, s in group}) >= self.options.min_trip_count}
+    if alike and len(groups) > len(alike):
+      within = {f: self._within(group[0][0]) for f, group in groups.items()}
+      alike |= {f for a in alike for f in within[a] & groups.keys()} | {f for f in groups if not within[f].isdisjoint(alike)}
+    return {id(jaxpr): jaxpr for f in alike for eqn, _ in groups[f] for jaxpr in nested_jaxprs(eqn.params)}
+
+  def _within(self, eqn) -> frozenset[int]:
+    """The fingerprints of the equations in an equation's jaxprs that hold jaxprs themselves."""
+    return frozenset([self.fingerprinter.equation(e)[0] for jaxpr in nested_jaxprs(eqn.params)
+                      for e in compat.as_closed(jaxpr).jaxpr.eqns if e.primitive.name in REWRITABLE])
 
   def _roll(self, closed, depth: int, place: int, later: dict[int, Any]):
     with self.stage("analyze"):

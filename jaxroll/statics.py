@@ -138,7 +138,7 @@ def with_operands(eqn, moving: list, memo: dict) -> list:
     for jaxpr in compat.opened_jaxprs(eqn):
       own = list(itertools.islice(rest, len(_held_by(jaxpr, memo))))
       jaxprs.append(_opened(jaxpr, own, memo))
-      extras.append([v for v in own if v is not None])
+      extras.append(_distinct(own))
     return [compat.with_more_operands(eqn, jaxprs, extras)]
   fixed = [s.val for s in static_operands(eqn, memo)]
   count = len(eqn.invars)
@@ -156,9 +156,10 @@ def _opened(jaxpr, moving: list, memo: dict):
   inner = getattr(jaxpr, "jaxpr", jaxpr)
   held = _held_by(jaxpr, memo)
   avals = [compat.ShapedArray((), np.dtype(np.int32)) if h.aval is None else h.aval for h in held]
-  fresh = iter(compat.fresh_vars([a for a, v in zip(avals, moving) if v is not None]))
-  arguments = [None if v is None else next(fresh) for v in moving]
-  rest = iter(arguments)
+  aval_of = dict(zip(moving, avals))
+  given = _distinct(moving)
+  argument_of = dict(zip(given, compat.fresh_vars([aval_of[v] for v in given])))
+  rest = iter([argument_of.get(v) for v in moving])
   consts = [(v, c, next(rest)) for v, c in zip(inner.constvars, getattr(jaxpr, "consts", ()))]
   renamed = {v: new for v, _, new in consts if new is not None}
   eqns = []
@@ -168,4 +169,9 @@ def _opened(jaxpr, moving: list, memo: dict):
     eqns += with_operands(eqn.replace(invars=read), own, memo)
   outvars = [a if type(a) is compat.Literal else renamed.get(a, a) for a in inner.outvars]
   kept = [(v, c) for v, c, new in consts if new is None]
-  return compat.with_more_inputs(jaxpr, kept, [a for a in arguments if a is not None], outvars, eqns)
+  return compat.with_more_inputs(jaxpr, kept, list(argument_of.values()), outvars, eqns)
+
+
+def _distinct(variables: list) -> list:
+  """The variables, None left out, each once: iterations that differ in a literal may hold it at many places."""
+  return [v for v in dict.fromkeys(variables) if v is not None]

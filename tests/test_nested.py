@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jaxroll import RollOptions, collect_reports, explain, roll_jit
+from jaxroll import RollOptions, explain, roll_jaxpr, roll_jit
 from jaxroll.testing import check_roll
 from programs import chain, weights
 
@@ -158,6 +158,22 @@ def test_loops_that_differ_in_a_literal_are_one_repeat_and_rolled_within_once():
   assert sorted((r.depth, r.trip_count) for r in report.rolls) == [(0, 12), (2, 6)]
 
 
+@pytest.mark.parametrize("called", [8, 7, 4, 1])
+def test_calls_and_what_stands_by_itself_wait_for_each_other_where_they_differ_in_a_literal(called):
+  def layer(x, w, scale):
+    def step(c, _):
+      for _ in range(12):
+        c = jnp.tanh(c @ w) * scale + c * 0.5
+      return c, None
+    return jnp.sin(lax.scan(step, x, None, length=2)[0] @ w) + 1
+  def f(ws, x):
+    for k, w in enumerate(ws):
+      x = jax.jit(lambda x, w, k=k: layer(x, w, 0.1 * k))(x, w) if k < called else layer(x, w, 0.1 * k)
+    return x
+  report = check_roll(f, weights(8, 4, 4), X, options=FORCED)
+  assert sorted((r.depth > 0, r.trip_count) for r in report.rolls) == [(False, 8), (True, 12)]
+
+
 def test_loops_that_differ_in_a_literal_and_form_no_chain_are_rolled_within_each():
   order = np.random.RandomState(1).permutation(1000)
   anywhere = lambda history: sum(history[order[len(history)] % len(history):]) + history[order[7 * len(history)] % len(history)]
@@ -227,11 +243,11 @@ def asks(x):
 ], ids=["cond", "switch", "nested cond", "cond in scan"])
 def test_a_branch_without_the_effects_of_another_is_rolled(choose, effect):
   f = lambda ws, x: choose(effect, lambda x: chain(ws, x), x)  # JAX gives every branch the effects of all
-  with collect_reports() as reports:
-    rolled = roll_jit(f, roll=FORCED)
-    np.testing.assert_allclose(rolled(WS, X), jax.jit(f)(WS, X), rtol=1e-5)
-  assert [r.trip_count for r in reports[0].rolls] == [6]
-  assert rolled.trace(WS, X).jaxpr.effects == jax.make_jaxpr(f)(WS, X).effects != set()
+  check_roll(f, WS, X, options=FORCED, grad=False, vmap=False)
+  closed = jax.make_jaxpr(f)(WS, X)
+  rolled, report = roll_jaxpr(closed, FORCED)
+  assert [r.trip_count for r in report.rolls] == [6]
+  assert rolled.effects == closed.effects != set()
 
 
 def test_references_within_a_loop_are_left_alone():
