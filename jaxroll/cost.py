@@ -18,7 +18,7 @@ from jaxroll.options import RollOptions
 from jaxroll.draws import is_random
 from jaxroll.parts import One, Part, Pieces, Woven
 from jaxroll.plan import Carry, Const, Roll, Slices, Xs, saved
-from jaxroll.program import Program, aval_bytes
+from jaxroll.program import Program, aval_bytes, reckoned
 from jaxroll.report import Refusal, RollRecord, human_bytes
 from jaxroll.rewrite import constant_xs, is_indexed
 from jaxroll.schedule import STACKING, Loop, Schedule, schedule
@@ -350,7 +350,7 @@ def _streamed(program: Program, loop: Loop) -> int:
 
 def _row_bytes(aval) -> int:
   """The bytes of a row along the leading axis."""
-  return aval_bytes(aval) // max(aval.shape[0], 1)
+  return aval_bytes(aval) // max(reckoned(aval.shape[0]), 1)
 
 
 def _carried_work(program: Program, loop: Loop, memo: dict) -> Work:

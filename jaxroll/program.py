@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections import Counter
 from typing import Any, NamedTuple
 
@@ -138,13 +139,15 @@ class Program:
 
 
 def aval_bytes(aval) -> int:
-  """Bytes of an array of this type; symbolic dimensions count as one, a static operand as four."""
+  """Bytes of an array of this type; a static operand's count as four."""
   if aval is None:
     return 4
-  size = getattr(aval.dtype, "itemsize", 4)
-  for d in getattr(aval, "shape", ()):
-    size *= d if isinstance(d, (int, np.integer)) else 1
-  return int(size)
+  return int(getattr(aval.dtype, "itemsize", 4) * math.prod(map(reckoned, getattr(aval, "shape", ()))))
+
+
+def reckoned(dimension) -> int:
+  """A dimension or length as estimates reckon with it, where nothing can be compared with a symbolic one: that counts as 1."""
+  return int(dimension) if isinstance(dimension, (int, np.integer)) else 1
 
 
 def analyze(closed, fingerprinter: Fingerprinter) -> Program:

@@ -77,7 +77,8 @@ def _apply_pad(operands, starts, params):
   sharding = where.explicit_sharding(jax.typeof(spread))
   fill = lax.broadcast(fill, shape, out_sharding=sharding)
   around = [d for d, (low, high, _) in enumerate(params["padding_config"]) if low + high]
-  if math.prod(shape) <= _SMALL and around and all(spread.shape[d] == 1 for d in around):
+  is_small = all(isinstance(n, int) for n in shape) and math.prod(shape) <= _SMALL
+  if is_small and around and all(spread.shape[d] == 1 for d in around):
     # One element, row or column: a choice fuses with its reader, and is not compiled anew for each as an update is.
     here = [lax.eq(lax.broadcasted_iota(np.int32, shape, d, out_sharding=sharding), starts[d]) for d in around]
     chosen = functools.reduce(lax.bitwise_and, here)

@@ -7,7 +7,7 @@ import math
 import operator
 
 from jaxroll.fingerprint import GENERATORS, nested_jaxprs
-from jaxroll.program import aval_bytes
+from jaxroll.program import aval_bytes, reckoned
 
 # Primitives that XLA fuses into what reads them: a program of these alone becomes few kernels.
 FUSIBLE = frozenset("""
@@ -72,7 +72,7 @@ def equation_work(eqn, memo: dict | None = None) -> Work:
   if inner:
     total = Work()
     for w in inner:
-      total += w * params.get("length", 1) if name == "scan" else w
+      total += w * reckoned(params["length"]) if name == "scan" else w
     return total + Work(kernels=0 if name in FUSIBLE or name in _TRANSPARENT else 1)
   results = sum(aval_bytes(v.aval) for v in eqn.outvars)
   out = eqn.outvars[0].aval if eqn.outvars else None
@@ -80,9 +80,9 @@ def equation_work(eqn, memo: dict | None = None) -> Work:
   if name == "dot_general":
     (contracted, _), _ = params["dimension_numbers"]
     shape = eqn.invars[0].aval.shape
-    return Work(2 * size * math.prod(shape[d] for d in contracted if isinstance(shape[d], int)), results, 1)
+    return Work(2 * size * math.prod(reckoned(shape[d]) for d in contracted), results, 1)
   if name == "conv_general_dilated":
-    kernel = eqn.invars[1].aval.shape
+    kernel = [reckoned(d) for d in eqn.invars[1].aval.shape]
     per_output = math.prod(kernel) // max(kernel[params["dimension_numbers"].rhs_spec[0]], 1)
     return Work(2 * size * per_output, results, 1, convolutions=1)
   return Work(size, results, kernels=name not in FUSIBLE, reductions=name.startswith(_REDUCING),
@@ -90,7 +90,7 @@ def equation_work(eqn, memo: dict | None = None) -> Work:
 
 
 def _elements(aval) -> int:
-  return math.prod(d for d in getattr(aval, "shape", ()) if isinstance(d, int))
+  return math.prod(map(reckoned, getattr(aval, "shape", ())))
 
 
 _DRAWS = frozenset({"random_bits", "threefry2x32"})

@@ -141,6 +141,30 @@ def test_slices_with_symbolic_starts():
   jax.export.export(roll_jit(f, roll=forced("scan")))(*shapes)
 
 
+def padded(x):
+  total = 0
+  for i in range(4):
+    total = total + jnp.sin(jnp.pad(x, ((i, 4 - i), (0, 0))))
+  return total
+
+
+def scanned(x):
+  for i in range(6):
+    c, ys = jax.lax.scan(lambda c, t: (jnp.tanh(c @ jnp.ones((4, 4))) + t * i, c * t), x[0], x)
+    x = jnp.cumsum(ys, 0) + c
+  return x
+
+
+@pytest.mark.parametrize("strategy", ["auto", "scan", "fence"])
+@pytest.mark.parametrize("f", [padded, scanned])
+def test_symbolic_sizes_are_never_compared(f, strategy):
+  scope = jax.export.SymbolicScope(["b>=4"])
+  shape = jax.ShapeDtypeStruct(jax.export.symbolic_shape("b, 4", scope=scope), np.float32)
+  exported = jax.export.export(roll_jit(f, roll=forced(strategy)))(shape)
+  x = np.linspace(0.1, 1, 24, dtype=np.float32).reshape(6, 4)
+  np.testing.assert_allclose(exported.call(x), jax.jit(f)(x), rtol=1e-4)
+
+
 def test_64_bits_within_the_function():
   def f(x):
     with jax.enable_x64(True):
