@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 
 import numpy as np
 
@@ -103,7 +104,7 @@ class Estimate:
     is_independent: whether no iteration reads what another made.
     is_stencil: whether many iterations, which fuse, read what they carry at several places.
     is_remade: whether reductions, or kernels elsewhere, read what many iterations, which fuse, make one from the other.
-    is_chained: whether any kernel of the body does.
+    is_chained: whether the body's kernels do, which make more of it anew than the roll saves.
     streamed: bytes of stacked arrays that each iteration reads and writes, such as the residuals of a gradient.
   """
 
@@ -328,13 +329,14 @@ def estimate_scan(program: Program, loop: Loop, memo: dict, rolls: list[Roll] = 
   size = int(sum(program.sizes[roll.start + j] for j in loop.offsets))
   random = work.draws > 0 and _is_random(program, loop, memo.setdefault("random", {}))
   is_many = roll.trips >= _FUSED_TRIPS and bool(loop.carried)
-  carried = _carried_work(program, loop, memo) if is_many else Work()
+  fused, carried = _carried_work(program, loop, memo) if is_many else (0, Work())
+  saved = size * (roll.trips - 1)
   return Estimate(
-      saved=size * (roll.trips - 1), copied=copied, operations=operations, stacks=stacks, unread=unread,
+      saved=saved, copied=copied, operations=operations, stacks=stacks, unread=unread,
       work=work * roll.trips, body=size, trips=roll.trips, is_random=random, is_independent=not loop.carried,
       is_stencil=carried.shifts > 0 and not work.kernels,
       is_remade=carried.reductions > 0 if work.kernels else is_many and _feeds_kernels(program, loop, memo, rolls),
-      is_chained=carried.kernels > 0, streamed=_streamed(program, loop))
+      is_chained=fused * carried.kernels * math.comb(roll.trips, 2) > saved, streamed=_streamed(program, loop))
 
 
 def _streamed(program: Program, loop: Loop) -> int:
@@ -353,23 +355,27 @@ def _row_bytes(aval) -> int:
   return aval_bytes(aval) // max(reckoned(aval.shape[0]), 1)
 
 
-def _carried_work(program: Program, loop: Loop, memo: dict) -> Work:
-  """The work of the body's equations that read a carry that fuses with the next one, or what fuses with that."""
+def _carried_work(program: Program, loop: Loop, memo: dict) -> tuple[int, Work]:
+  """The work of the body's equations that read a carry that fuses with the next one, or what fuses with that.
+
+  And how many of these equations fuse.
+  """
   roll = loop.roll
   slot_of, out_of = program.slot_starts(roll.start, roll.period), program.result_starts(roll.start, roll.period)
   own = {j: roll.bindings[slot_of[j] : slot_of[j + 1]] for j in loop.offsets}
   work = {j: equation_work(program.eqns[roll.start + j], memo) for j in loop.offsets}
   carries = {-1 - i: s.result for i, s in enumerate(roll.inputs) if isinstance(s, Carry)}
   while True:
-    fused, reading = set(carries), Work()
+    fused, count, reading = set(carries), 0, Work()
     for j in loop.offsets:
       if not fused.isdisjoint(own[j]):
         reading += work[j]
         if not work[j].kernels:
+          count += 1
           fused.update(range(out_of[j], out_of[j + 1]))
     kept = {b: q for b, q in carries.items() if q in fused}
     if len(kept) == len(carries):
-      return reading if carries else Work()
+      return (count, reading) if carries else (0, Work())
     carries = kept
 
 

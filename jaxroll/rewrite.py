@@ -381,8 +381,8 @@ class _Evaluation:
       starts = source.starts[::-1] if loop.reverse else source.starts
       key = (source.value, starts)
       if key not in self.stacked:
-        self.stacked[key] = _slices(self.array(source.value), starts)
-      return self.stacked[key], None
+        self.stacked[key] = _rows(self.array(source.value), starts)
+      return self.stacked[key], lambda row: lax.expand_dims(row, (0,))
     ordered = source.values[::-1] if loop.reverse else source.values
     constants = constant_xs(self.program, ordered)
     if constants is not None:
@@ -391,8 +391,18 @@ class _Evaluation:
     if is_indexed(parts):
       return self.indexed(parts[0])
     if parts not in self.stacked:
-      self.stacked[parts] = self.assemble(parts)
-    return self.stacked[parts], None
+      self.stacked[parts] = self.pieces(parts[0]) if isinstance(parts[0], Pieces) else self.assemble(parts)
+    return self.stacked[parts], (lambda x: _reshaped(x, parts[0].shape)) if isinstance(parts[0], Pieces) else None
+
+  def pieces(self, part: Pieces):
+    """An array with all pieces along its leading axis, each in the shape in which it lies in the value.
+
+    Axes of size one are left to the body: XLA may give an array with such an axis another layout for the loop than
+    the value has, and so copy it (jax 0.10.2 on CPU).
+    """
+    array = self.array(part.value)
+    return array if len(array) == part.available else lax.reshape(
+        array, (part.available, len(array) // part.available, *array.shape[1:]))
 
   def indexed(self, part: Part | Pieces):
     """Indices as xs, and what reads the element at one of them."""
@@ -516,12 +526,10 @@ def _element(array, index):
   return lax.dynamic_index_in_dim(array, index, 0, keepdims=False, allow_negative_indices=False)
 
 
-def _slices(array, starts: tuple[int, ...]):
-  """`array[starts, None]`, the starts in even steps."""
+def _rows(array, starts: tuple[int, ...]):
+  """`array[starts]`, the starts in even steps."""
   step = starts[1] - starts[0] if len(starts) > 1 else 1
   low, high = min(starts), max(starts) + 1
   if (low, high, abs(step)) != (0, array.shape[0], 1):
     array = lax.slice_in_dim(array, low, high, abs(step))
-  if step < 0:
-    array = lax.rev(array, (0,))
-  return lax.expand_dims(array, (1,))
+  return lax.rev(array, (0,)) if step < 0 else array

@@ -51,6 +51,17 @@ def test_an_array_updated_in_place_is_not_written_anew():
   assert strategies(f, np.zeros((1 << 20, 8), np.float32), weights(16, 8, 8), np.ones(8, np.float32)) == ["inline"]
 
 
+def test_a_residual_stream_is_cheap_to_make_anew():
+  def f(ws, x):
+    for w in ws:
+      h = x @ w
+      for k in range(8):
+        h = jnp.tanh(h) * k + jnp.sin(h)
+      x = x + h
+    return x
+  assert strategies(f, weights(12, 128, 128), np.ones((4, 128), np.float32)) == ["inline"]
+
+
 def test_layers_with_weights_of_their_own_are_fenced():
   ws = weights(24, 256, 256)
   x = np.ones((64, 256), np.float32)

@@ -74,6 +74,22 @@ def test_an_array_taken_apart_beforehand_is_read_where_it_lies(take):
   assert roll.trip_count == 6 and roll.feeds in (("slice",), ("constants",)) and sum(roll.copied_bytes) == 0
 
 
+@pytest.mark.parametrize("take", [
+    lambda w, i: w[i], lambda w, i: lax.slice_in_dim(w, i, i + 1)[0], lambda w, i: jnp.unstack(w)[i],
+    lambda w, i: jnp.split(w, 6)[i][0],
+], ids=["index", "slice", "unstack", "split"])
+def test_stacked_weights_reach_the_loop_as_they_lie(take):
+  def f(w, x):
+    for i in range(6):
+      x = jnp.tanh(x @ take(w, i) + x)
+    return x
+  w, x = np.stack([W] * 6) * np.linspace(0.5, 1, 6, dtype=np.float32)[:, None, None], np.ones((3, 4), np.float32)
+  check_roll(f, w, x, options=FORCED, rolls=[6])
+  rolled, _ = roll_jaxpr(jax.make_jaxpr(f)(w, x), FORCED)
+  scan, = (e for e in rolled.jaxpr.eqns if e.primitive.name == "scan")
+  assert rolled.jaxpr.invars[0] in scan.invars, "an axis of size one added before the loop makes XLA copy them all"
+
+
 @pytest.mark.parametrize("take", [lambda a, t: a[:, t], lambda a, t: a[..., t], lambda a, t: jnp.take(a, t, axis=1)])
 def test_gradients_of_reads_accumulate_in_the_loop(take):
   data = SERIES if take(SERIES, 0).shape[-1] == 4 else np.linspace(-1, 1, 72, dtype=np.float32).reshape(3, 4, 6)
