@@ -167,9 +167,12 @@ def choose(program: Program, rolls: list[Roll], options: RollOptions, platform: 
   inputs = sum(aval_bytes(v.aval) for v in program.jaxpr.invars)
   for round_ in range(_ROUNDS):
     plan, estimates = _estimated(program, kept, strategies, memo)
+    verdicts = {k: _judge(e, inputs, options, platform, several_devices) for k, e in estimates.items()}
+    if all(verdict in STACKING for verdict, _ in verdicts.values()):
+      for k in _slower_to_compile(plan, {k: estimates[k] for k, v in verdicts.items() if not estimates[k].is_random}):
+        verdicts[k] = _aside(estimates[k], options, platform, several_devices), _slower(estimates[k])
     before = list(strategies)
-    for k, estimate in estimates.items():
-      strategies[k], reason = _judge(estimate, inputs, options, platform, several_devices)
+    for k, (strategies[k], reason) in verdicts.items():
       reasons[k] = "next to rolls that are not scanned, " * (round_ > 0 and strategies[k] == "fence") + reason
     if strategies == before:
       break
@@ -271,12 +274,11 @@ def _segments(waiting: int, inputs: int, trips: int) -> int:
 
 def _waiting(program: Program, loop: Loop) -> int:
   """The bytes of a loop's results at once, over what lives at once where each is made just before it is read."""
-  roll = loop.roll
   change = np.zeros(len(program.eqns) + 2)
   total = 0
   for q, trips in loop.taken.items():
-    size = program.nbytes(roll.value(0, q))
-    values = np.asarray([roll.value(t, q) for t in trips])
+    values = np.asarray([loop.row(q, t) for t in trips])
+    size = program.nbytes(values[0])
     np.add.at(change, program.first_use[values], size)
     np.add.at(change, program.last_use[values] + 1, -size)
     total += size * len(trips)
@@ -285,7 +287,7 @@ def _waiting(program: Program, loop: Loop) -> int:
 
 def _judge(estimate: Estimate, inputs: int, options: RollOptions, platform: str | None,
            several_devices: bool) -> tuple[str, str]:
-  """The strategy for a roll, and why."""
+  """The strategy for a roll, and why, if a scan compiles sooner than what else it may be."""
   aim = options.optimize_for
   if estimate.is_random and not several_devices:
     if estimate.is_independent:
@@ -293,13 +295,7 @@ def _judge(estimate: Estimate, inputs: int, options: RollOptions, platform: str 
     return "scan", "random numbers, made by one loop"
   if not estimate.work.kernels and not estimate.is_slow_fused and aim != "compile":
     return "inline", _FUSES
-  aside = "fence"
-  if aim == "compile" and estimate.trips >= _CALLED_TRIPS and where.calls_survive(platform) and not several_devices:
-    aside = "call"
-  many = _FENCED_SAVED_CHAINED if estimate.is_chained and estimate.seconds > _UNROLLED_SECONDS else _FENCED_SAVED
-  if (estimate.body < _FENCED_BODY and estimate.seconds < _FENCED_SECONDS and estimate.saved < many
-      and not estimate.is_slow_fused and aim != "compile"):
-    aside = "inline"  # XLA compiles so little in no time, and a fence would be felt
+  aside = _aside(estimate, options, platform, several_devices)
   if several_devices:
     return aside, "a scan's arrays might lie otherwise on the devices, and be sent more often"
   streams = estimate.copied > 0 or estimate.streamed > _KEY_BYTES
@@ -314,10 +310,35 @@ def _judge(estimate: Estimate, inputs: int, options: RollOptions, platform: str 
     return aside, f"a scan would keep {human_bytes(estimate.unread)} of results that nothing reads"
   if estimate.copied > allowed:
     return aside, f"a scan would copy {human_bytes(estimate.copied)} beside {human_bytes(estimate.work.bytes)} written"
-  if COMPILE.scan(estimate) >= COMPILE.fence(estimate):
-    return aside, (f"a scan would compile no faster: {estimate.stacks} arrays of xs and ys, {estimate.operations} operations "
-                   "that stack and take apart")
   return "scan", f"copies {human_bytes(estimate.copied)}" if estimate.copied else "nothing to copy"
+
+
+def _aside(estimate: Estimate, options: RollOptions, platform: str | None, several_devices: bool) -> str:
+  """The strategy for a roll that is not to be scanned."""
+  if options.optimize_for == "compile":
+    is_called = estimate.trips >= _CALLED_TRIPS and where.calls_survive(platform) and not several_devices
+    return "call" if is_called else "fence"
+  many = _FENCED_SAVED_CHAINED if estimate.is_chained and estimate.seconds > _UNROLLED_SECONDS else _FENCED_SAVED
+  if (estimate.body < _FENCED_BODY and estimate.seconds < _FENCED_SECONDS and estimate.saved < many
+      and not estimate.is_slow_fused):
+    return "inline"  # XLA compiles so little in no time, and a fence would be felt
+  return "fence"
+
+
+def _slower_to_compile(plan: Schedule, estimates: dict[int, Estimate]) -> list[int]:
+  """Those loops that compile no faster as scans. Loops that read one another's results are weighed together."""
+  group = {k: {k} for k in estimates}
+  for k in estimates:
+    for parts in plan.loops[k].feeds.values():
+      for j in {loop for part in parts for loop, _ in part.reads} & estimates.keys():
+        group[k] |= group[j]
+        group.update(dict.fromkeys(group[k], group[k]))
+  return [k for k in estimates if sum(COMPILE.scan(estimates[j]) - COMPILE.fence(estimates[j]) for j in group[k]) >= 0]
+
+
+def _slower(estimate: Estimate) -> str:
+  return (f"a scan would compile no faster: {estimate.stacks} arrays of xs and ys, {estimate.operations} operations "
+          "that stack and take apart")
 
 
 def estimate_scan(program: Program, loop: Loop, memo: dict, rolls: list[Roll] = ()) -> Estimate:
@@ -410,7 +431,7 @@ def _copies(program: Program, loop: Loop) -> tuple[int, int, int]:
   roll = loop.roll
   copied = operations = unread = 0
   for q, trips in loop.taken.items():
-    size = program.nbytes(roll.value(0, q))
+    size = program.nbytes(loop.row(q, trips[0]))
     copied += size * len(trips)
     operations += len(trips)
     unread += 0 if q in loop.read_whole else size * (roll.trips - len(trips))
@@ -439,7 +460,7 @@ def record(program: Program, plan: Schedule, k: int, reason: str, depth: int) ->
       carries=sum(len(c.inits) for c in loop.chains) + len(loop.lasts) if is_scan else by_type.count(Carry),
       consts=by_type.count(Const), xs=len(feeds), ys=len(loop.ys) if is_scan else len(loop.taken),
       reverse=loop.reverse, feeds=tuple(feeds), copied_bytes=tuple(copied),
-      unstacked_bytes=sum(program.nbytes(roll.value(0, q)) * len(t) for q, t in loop.taken.items()) if is_scan else 0,
+      unstacked_bytes=sum(program.nbytes(loop.row(q, t[0])) * len(t) for q, t in loop.taken.items()) if is_scan else 0,
       operations=_copies(program, loop)[1] if is_scan else 0, recomputed_bytes=loop.recomputed_bytes, depth=depth,
       location=compat.location(program.eqns[roll.start]))
 

@@ -328,7 +328,7 @@ class _Evaluation:
       else:
         carry, (ys, started) = lax.scan(
             step, carry, some, length=high - low, reverse=loop.reverse, unroll=loop.unroll)
-      pieces.append(ys)
+      pieces.append([*ys, *started])
     registers, lasts = carry
     for chain, held in zip(loop.chains, registers):
       for lag, value in enumerate(held, 1):
@@ -336,15 +336,14 @@ class _Evaluation:
           self.made[roll.value(roll.trips - lag, chain.result)] = value
     for q, value in zip(loop.lasts, lasts):
       self.made[roll.value(roll.trips - 1, q)] = value
-    self.stacks.update(((k, -1 - i), value) for i, value in zip(loop.carried_ys, started))
-    for n, q in enumerate(loop.ys):
+    for n, q in enumerate([*loop.ys, *(-1 - i for i in loop.carried_ys)]):
       self.stacks[k, q] = pieces[0][n] if loop.segments == 1 else None
       trips = loop.taken.get(q, ())
       for piece, low, high in zip(pieces, bounds, bounds[1:]):
         inside = [t for t in trips if low <= loop.index(t) < high]
         if inside:
           parts = self.take_apart(piece[n], [loop.index(t) - low for t in inside])
-          self.made.update((roll.value(t, q), part) for t, part in zip(inside, parts))
+          self.made.update((loop.row(q, t), part) for t, part in zip(inside, parts))
 
   def take_apart(self, ys, indices: list[int]) -> list:
     if len(indices) <= 2:

@@ -55,8 +55,8 @@ class Loop:
     lasts: body results of which a scan needs only the last iteration's.
     ys: body results that a scan stacks, or that a call returns.
     carried_ys: indices of `roll.inputs`, carries whose value at each iteration's start a scan stacks.
-    taken: for each of `ys`, the iterations whose value is needed by itself.
-    read_whole: those of `ys` that a later scan reads.
+    taken: for each of `ys`, the iterations whose row is needed by itself; for one of `carried_ys`, by its -1 - index.
+    read_whole: those of `ys`, and of `carried_ys` by their -1 - index, that a later scan reads.
     unfenced: those of `ys` that go from one iteration to the next past the fence.
     segments: how many scans the iterations are divided among.
     unroll: how many iterations a step of the scan makes, `lax.scan`'s `unroll`.
@@ -91,6 +91,13 @@ class Loop:
   def index(self, trip: int) -> int:
     """Where iteration `trip` stands on the leading axis of xs and ys."""
     return self.roll.trips - 1 - trip if self.reverse else trip
+
+  def row(self, q: int, trip: int) -> int:
+    """The value that iteration `trip` puts into the stack `q`, a key of `taken`."""
+    if q >= 0:
+      return self.roll.value(trip, q)
+    carry = self.roll.inputs[-1 - q]
+    return carry.inits[trip] if trip < carry.lag else self.roll.value(trip - carry.lag, carry.result)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -310,22 +317,28 @@ def _scan(program: Program, roll: Roll, strategy: str, finder: Finder, reverse: 
   depth: dict[int, int] = defaultdict(int)
   for chain in chains:
     depth[chain.result] = max(depth[chain.result], len(chain.inits))
-  lasts, ys = [], []
+  lasts, ys, rows = [], [], {q: taken[q] for q in stacked if q in taken}
+  started = {roll.inputs[i].result: i for i in carried_ys}
   for result in sorted(results):
     trips = taken.get(result, set())
+    before = {t for t in trips if t < roll.trips - depth[result]}  # the others are final carries
     if result in stacked:
       ys.append(result)
-    elif min(trips) >= roll.trips - depth[result]:
-      continue  # a final carry
+    elif not before:
+      continue
+    elif result in started:  # each is what a later iteration starts from, and stacks
+      i = started[result]
+      rows[-1 - i] = {t + roll.inputs[i].lag for t in before}
     elif strategy == "scan" and trips == {roll.trips - 1} and _has_zero(program.out_vars[roll.value(0, result)].aval):
       lasts.append(result)
     else:
       ys.append(result)
+      rows[result] = trips
   feeds = {
       i: finder.parts(roll.inputs[i].values, reverse)
       for i in inputs if isinstance(roll.inputs[i], Xs) and program.aval(roll.inputs[i].values[0]) is not None}
   return Loop(roll, strategy, reverse, offsets, inputs, chains, registers, feeds, tuple(lasts), tuple(ys), carried_ys,
-              {q: tuple(sorted(taken[q])) for q in ys if taken.get(q)}, frozenset(stacked), remade=again.remade,
+              {q: tuple(sorted(trips)) for q, trips in rows.items()}, frozenset(stacked), remade=again.remade,
               recomputed_bytes=again.saved)
 
 
