@@ -62,6 +62,16 @@ def test_a_residual_stream_is_cheap_to_make_anew():
   assert strategies(f, weights(12, 128, 128), np.ones((4, 128), np.float32)) == ["inline"]
 
 
+def test_loops_that_read_one_anothers_results_are_weighed_together():
+  def f(w, x):
+    for i in range(24):
+      h = x * lax.rsqrt((x * x).mean(-1, keepdims=True) + 1e-5)
+      x = x + jnp.tanh(h @ w["a"][i]) @ w["b"][i]
+    return (x ** 2).sum()
+  stacked = {k: np.ones((24, 64, 64), np.float32) for k in "ab"}
+  assert strategies(jax.grad(f), stacked, np.ones((8, 64), np.float32)) == ["scan", "scan"]
+
+
 def test_layers_with_weights_of_their_own_are_fenced():
   ws = weights(24, 256, 256)
   x = np.ones((64, 256), np.float32)
