@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 
 def weights(n, *shape, seed=0):
@@ -28,3 +29,11 @@ def dropout_chain(ws, x, key):
 
 def loss(ws, x):
   return (chain(ws, x) ** 2).mean()
+
+
+def stacked_loss(w, x):
+  """The loss of a residual stream whose layers' weights are the rows of two stacked arrays, `w["a"]` and `w["b"]`."""
+  for i in range(len(w["a"])):
+    h = x * lax.rsqrt((x * x).mean(-1, keepdims=True) + 1e-5)
+    x = x + jnp.tanh(h @ w["a"][i]) @ w["b"][i]
+  return (x ** 2).sum()

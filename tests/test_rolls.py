@@ -8,7 +8,7 @@ from jax import lax
 
 from jaxroll import RollOptions, roll_jaxpr
 from jaxroll.testing import check_roll
-from programs import chain, dropout_chain, loss, weights
+from programs import chain, dropout_chain, loss, stacked_loss, weights
 
 X = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)
 WS = weights(6, 4, 4)
@@ -48,14 +48,9 @@ def test_residuals_go_from_loop_to_loop_as_they_are():
 
 
 def test_what_a_later_iteration_starts_from_is_stacked_once():
-  def f(w, x):
-    for i in range(6):
-      h = x * lax.rsqrt((x * x).mean(-1, keepdims=True) + 1e-5)
-      x = x + jnp.tanh(h @ w["a"][i]) @ w["b"][i]
-    return (x ** 2).sum()
   options = RollOptions(strategy="scan", min_body_eqns=8, strict=True)
   forward, backward = check_roll(
-      jax.grad(f), {"a": np.stack(WS), "b": -np.stack(WS)}, X, options=options, rolls=[5, 4], compiled=False).rolls
+      jax.grad(stacked_loss), {"a": np.stack(WS), "b": -np.stack(WS)}, X, options=options, rolls=[5, 4], compiled=False).rolls
   # Each iteration's x, which the others' backward pass reads, too, is what the next one starts from.
   assert "indexed ys" in backward.feeds and forward.ys == 2 and forward.unstacked_bytes > 0
 
