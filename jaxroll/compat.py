@@ -354,11 +354,12 @@ def in_scope(eqn: JaxprEqn, name: str) -> bool:
   return bool(stack) and any([part.name == name for part in stack])
 
 
-def replace_eqns(closed: ClosedJaxpr, eqns) -> ClosedJaxpr:
-  """The closed jaxpr with other equations over the same variables."""
+def replace_eqns(closed: ClosedJaxpr, eqns, outvars=None) -> ClosedJaxpr:
+  """The closed jaxpr with other equations over the same variables, and with other results if any are given."""
+  changes = {"eqns": list(eqns)} if outvars is None else {"eqns": list(eqns), "outvars": list(outvars)}
   if ClosedJaxpr is Jaxpr:
-    return closed.replace(eqns=list(eqns))
-  return ClosedJaxpr(closed.jaxpr.replace(eqns=list(eqns)), closed.consts)
+    return closed.replace(**changes)
+  return ClosedJaxpr(closed.jaxpr.replace(**changes), closed.consts)
 
 
 def with_effects_of(old: ClosedJaxpr, new: ClosedJaxpr) -> ClosedJaxpr:

@@ -38,7 +38,7 @@ _LEAST_SEGMENT = 3  # A loop over random bits is cut so that no piece has fewer 
 # A fence takes some microseconds on CPU. It is put around bodies of at least this many equations, which XLA is
 # slow to compile, or of this many seconds' work, which hardly notice it.
 _FENCED_BODY = 40
-_FENCED_SECONDS = 60e-6
+_FENCED_SECONDS = 100e-6
 _FENCED_SAVED = 600  # or around any of which there are many, as unrolled recurrences are what XLA is slowest with
 # And sooner around those in which products read what fuses through many iterations, such as an LSTM's cell: each product
 # makes all the steps before anew (`--only recurrence`).

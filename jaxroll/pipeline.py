@@ -15,6 +15,7 @@ import jax
 
 from jaxroll import compat, cost, draws, exempt, where
 from jaxroll.bodies import for_cpu
+from jaxroll.duplicates import without_duplicates
 from jaxroll.fingerprint import Fingerprinter, distinct_size, nested_jaxprs
 from jaxroll.inlining import write_out
 from jaxroll.nested import REWRITABLE, map_nested
@@ -131,6 +132,7 @@ class _Pass:
     self._done: dict[int, tuple] = {}  # by id: the rewritten jaxpr, and the one with this id, kept alive
     self._functions: dict = {}  # those that loops call, by body
     self._first: dict[tuple, Any] = {}  # by type and fingerprint
+    self._work: dict = {}  # of nested jaxprs
 
   @contextlib.contextmanager
   def stage(self, name: str):
@@ -199,6 +201,9 @@ class _Pass:
   def _roll(self, closed, depth: int, place: int, later: dict[int, Any]):
     with self.stage("analyze"):
       program = analyze(closed, self.fingerprinter)
+      as_written, closed = closed, without_duplicates(program, self._work)
+      if closed is not as_written:
+        program = analyze(closed, self.fingerprinter)
     with self.stage("find"):
       rolls, refused = find_rolls(program, self.options)
     gathers = self.options.strategy == "auto" and self.platform == "cpu" and not self.several_devices
@@ -216,7 +221,9 @@ class _Pass:
     plan, reasons, too_dear = self._chosen(program, rolls)
     self.refusals += [cost.located(program, r) for r in (*refused, *too_dear)]
     rolled = closed if plan is None else self._evaluated(closed, program, plan, reasons, depth, place)
-    return self._outlined(rolled, program if plan is None else None, depth, later) if is_apart else rolled
+    if is_apart:
+      rolled = self._outlined(rolled, program if plan is None else None, depth, later)
+    return as_written if rolled is closed else rolled
 
   def _evaluated(self, closed, program, plan, reasons, depth: int, place: int):
     with self.stage("rewrite"):

@@ -153,7 +153,7 @@ def convolve(ws, x):
 
 
 def test_convolutions_of_gradients_and_of_layers_stay_outside_loops_on_cpu():
-  x, shared, own = np.ones((1, 4, 64, 64), np.float32), np.ones((4, 4, 3, 3), np.float32), weights(24, 4, 4, 3, 3)
+  x, shared, own = np.ones((1, 4, 128, 128), np.float32), np.ones((4, 4, 3, 3), np.float32), weights(24, 4, 4, 3, 3)
   assert strategies(lambda w, x: convolve([w] * 24, x), shared, x) == ["scan"], "reads and writes nothing but what it carries"
   assert strategies(convolve, own, x) == ["fence"]
   for argument in (0, 1):

@@ -35,8 +35,13 @@ def test_running_sums_and_products():
   def f(ws, x):
     total, product, top = jnp.zeros(()), 1., jnp.float32(-1)
     for y in layers(ws, x):
-      total, product, top = total + y.sum(), product * y.mean(), jnp.maximum(top, y.max())
+      total, product, top = total + y.sum(), product * (y * y).mean(), jnp.maximum(top, y.max())
     return total, product, top
+  def of_one_sum(ws, x):
+    total, product = jnp.zeros(()), 1.
+    for y in layers(ws, x):
+      total, product = total + y.sum(), product * y.mean()
+    return total, product
   def at_once(ws, x):
     total, product = jnp.zeros(()), jnp.ones(())
     for w in ws:
@@ -47,6 +52,8 @@ def test_running_sums_and_products():
   assert roll.carries == 3 and left_over(at_once, WS, X) == []
   report = check_roll(f, WS, X, rolls=2)
   assert report.rolls[1].feeds == ("ys",)
+  roll, = check_roll(of_one_sum, WS, X, rolls=[6]).rolls
+  assert roll.carries == 3 and left_over(of_one_sum, WS, X) == []
 
 
 def test_sum_of_the_layers_losses():
@@ -219,7 +226,7 @@ def test_a_value_of_the_first_iteration_everywhere():
 def test_a_scan_of_many_steps_is_what_auto_chooses_for_collected_results():
   def f(w, x):
     scores = layers([w] * 40, x, lambda y: (y ** 2).mean())
-    return jnp.array(scores), jnp.stack(layers([w] * 40, x, jnp.cumsum), 1)
+    return jnp.array(scores), jnp.stack(layers([w] * 40, x + 1, jnp.cumsum), 1)
   report = explain(f)(WS[0], X)
   assert [(r.strategy, r.trip_count) for r in report.rolls] == [("scan", 40)] * 2
   assert report.eqns_after < 12
