@@ -12,10 +12,14 @@ merged, only the first would hold it and be like no other. The planner hoists it
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
+from collections import Counter
+
 import numpy as np
 
 from jaxroll import compat
-from jaxroll.program import Program
+from jaxroll.program import Program, reordered, stretches
 from jaxroll.work import equation_work, holds
 
 # What is computed anew behind these is so by intent, to save memory.
@@ -23,31 +27,36 @@ _BARRIERS = frozenset({"optimization_barrier", "checkpoint", "remat2"})
 _FEW = 3  # So many equal equations are never what all iterations compute alike.
 
 
-def without_duplicates(program: Program, memo: dict):
-  """The program's closed jaxpr with its equal kernels, and what is made of them, merged; or that jaxpr itself.
+def without_duplicates(program: Program, memo: dict) -> Program:
+  """The program with its equal kernels, and what is made of them, merged; itself if it has none.
 
   The first of equal equations stays. `memo` keeps the work of nested jaxprs from call to call.
   """
-  barriers: dict = {}
   starts = program.out_start[:-1]
   made = np.flatnonzero(np.diff(program.out_start) > 0)
   original = np.arange(len(program.eqns))  # per equation the first that is equal to it
   original[made] = program.makers[program.canonical[starts[made]]]
   again = np.flatnonzero(original != np.arange(len(original)))
   if not len(again):
-    return program.closed
+    return program
   few = _are_few(program, original, again).tolist()
   slots, slot_start, makers = program.lists.slots, program.lists.slot_start, program.lists.makers
-  chosen: dict[int, int] = {}
+  kinds = program.fingerprints[again].tolist()
+  is_apart, is_kernel = {}, {}  # by fingerprint
+  barriers: dict = {}
+  chosen: set[int] = set()
   apart: set[int] = set()  # what a barrier keeps apart
-  for e, is_few in zip(again.tolist(), few):
-    eqn = program.eqns[e]
+  for e, is_few, kind in zip(again.tolist(), few, kinds):
+    if kind not in is_apart:
+      eqn = program.eqns[e]
+      is_apart[kind] = bool(eqn.effects) or holds(eqn, _BARRIERS, barriers)
+      is_kernel[kind] = _is_kernel(eqn, memo)
     sources = {makers[v] for v in slots[slot_start[e] : slot_start[e + 1]] if v >= 0}
-    if eqn.effects or not apart.isdisjoint(sources) or holds(eqn, _BARRIERS, barriers):
+    if is_apart[kind] or not apart.isdisjoint(sources):
       apart.add(e)
-    elif is_few and (not chosen.keys().isdisjoint(sources) or _is_kernel(eqn, memo)):
-      chosen[e] = int(original[e])
-  return _without(program, chosen) if chosen else program.closed
+    elif is_few and (is_kernel[kind] or not chosen.isdisjoint(sources)):
+      chosen.add(e)
+  return _merged(program, np.asarray(sorted(chosen)), original) if chosen else program
 
 
 def _are_few(program: Program, original: np.ndarray, again: np.ndarray) -> np.ndarray:
@@ -64,25 +73,51 @@ def _is_kernel(eqn, memo: dict) -> bool:
   return work.kernels > 0 and not work.draws and not eqn.primitive.name.startswith("random_")
 
 
-def _without(program: Program, chosen: dict[int, int]):
-  """The jaxpr without the equations that are keys, whose results are those of the equations that are values."""
-  names: dict = {}
-  outvars: dict[int, list] = {}
-  for e, first in chosen.items():
-    kept = outvars.setdefault(id(program.eqns[first]), list(program.eqns[first].outvars))
-    for k, v in enumerate(program.eqns[e].outvars):
-      if type(kept[k]) is compat.DropVar:
-        kept[k] = v
-      elif type(v) is not compat.DropVar:
-        names[v] = kept[k]
-  gone = {id(program.eqns[e]) for e in chosen}
-  rename = lambda a: a if type(a) is compat.Literal else names.get(a, a)
-  eqns = []
-  for eqn in program.jaxpr.eqns:
-    if id(eqn) in gone:
-      continue
-    invars = [rename(a) for a in eqn.invars]
-    if id(eqn) in outvars or any([a is not b for a, b in zip(invars, eqn.invars)]):
-      eqn = eqn.replace(invars=invars, outvars=outvars.get(id(eqn), eqn.outvars))
-    eqns.append(eqn)
-  return compat.replace_eqns(program.closed, eqns, [rename(a) for a in program.jaxpr.outvars])
+def _merged(program: Program, gone: np.ndarray, original: np.ndarray) -> Program:
+  """The program without the equations `gone` and what only they read; the original ones' results stand for theirs."""
+  lists = program.lists
+  lengths = np.diff(program.out_start)[gone]
+  values = stretches(program.out_start[gone], lengths)
+  same = np.arange(len(program.out_vars))  # per result the one that stands for it
+  same[values] = stretches(program.out_start[original[gone]], lengths)
+  out_vars, eqns = list(program.out_vars), list(program.eqns)
+  for value, first in zip(values.tolist(), same[values].tolist()):
+    if type(out_vars[first]) is compat.DropVar and type(out_vars[value]) is not compat.DropVar:
+      out_vars[first] = out_vars[value]
+      e = lists.makers[first]
+      eqns[e] = eqns[e].replace(outvars=out_vars[lists.out_start[e] : lists.out_start[e + 1]])
+  slots = np.where(program.slots >= 0, same[np.maximum(program.slots, 0)], program.slots)
+  results = [same[r] if r >= 0 else r for r in program.results]
+  is_kept = _is_kept(program, gone, slots.tolist(), results)
+  changed = np.flatnonzero((slots != program.slots) & is_kept[program.readers])
+  for e, group in itertools.groupby(changed.tolist(), program.readers.__getitem__):
+    invars = list(eqns[e].invars)
+    for k in group:
+      invars[k - lists.slot_start[e]] = out_vars[slots[k]]
+    eqns[e] = eqns[e].replace(invars=invars)
+  renamed = dataclasses.replace(program, eqns=tuple(eqns), out_vars=tuple(out_vars))
+  merged = reordered(renamed, np.flatnonzero(is_kept), same)
+  atoms = [out_vars[r] if r >= 0 else a for r, a in zip(results, program.jaxpr.outvars)]
+  return dataclasses.replace(merged, closed=compat.replace_eqns(program.closed, merged.eqns, atoms))
+
+
+def _is_kept(program: Program, gone: np.ndarray, slots: list[int], results: list[int]) -> np.ndarray:
+  """bool, per equation whether it is none of `gone` and not read by those alone; `slots` and `results` are what is read now."""
+  lists = program.lists
+  readers = Counter(slots)
+  readers.update(results)
+  is_kept = np.ones(len(program.eqns), bool)
+  is_kept[gone] = False
+  waiting = gone.tolist()
+  while waiting:
+    e = waiting.pop()
+    for v in slots[lists.slot_start[e] : lists.slot_start[e + 1]]:
+      readers[v] -= 1
+      if v < 0 or readers[v]:
+        continue
+      maker = lists.makers[v]
+      if is_kept[maker] and not program.eqns[maker].effects and not any(
+          [readers[r] for r in range(lists.out_start[maker], lists.out_start[maker + 1])]):
+        is_kept[maker] = False
+        waiting.append(maker)
+  return is_kept

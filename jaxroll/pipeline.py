@@ -200,10 +200,8 @@ class _Pass:
 
   def _roll(self, closed, depth: int, place: int, later: dict[int, Any]):
     with self.stage("analyze"):
-      program = analyze(closed, self.fingerprinter)
-      as_written, closed = closed, without_duplicates(program, self._work)
-      if closed is not as_written:
-        program = analyze(closed, self.fingerprinter)
+      program = without_duplicates(analyze(closed, self.fingerprinter), self._work)
+      as_written, closed = closed, program.closed
     with self.stage("find"):
       rolls, refused = find_rolls(program, self.options)
     gathers = self.options.strategy == "auto" and self.platform == "cpu" and not self.several_devices

@@ -215,10 +215,11 @@ def analyze(closed, fingerprinter: Fingerprinter) -> Program:
       out_bytes=out_bytes, outer=tuple(outer), results=results, canonical=canonical, first_use=first_use, last_use=last_use)
 
 
-def reordered(program: Program, order: np.ndarray) -> Program:
+def reordered(program: Program, order: np.ndarray, same: np.ndarray | None = None) -> Program:
   """The same program with its equations in another order that respects their dependencies.
 
-  `order` is int64[n], per place the equation that comes there.
+  `order` is int64[n], per place the equation that comes there. Fewer than all may come if `same` is given: int64,
+  per result the one of an equation that comes which stands for it.
   """
   n, values = len(order), len(program.out_vars)
   outs = np.diff(program.out_start)[order]
@@ -227,17 +228,19 @@ def reordered(program: Program, order: np.ndarray) -> Program:
   slot_start = np.concatenate([[0], np.cumsum(slots)])
   old_values = stretches(program.out_start[order], outs)  # by new value, the old one
   renamed = np.empty(values, np.int64)
-  renamed[old_values] = np.arange(values)
+  renamed[old_values] = np.arange(len(old_values))
+  if same is not None:
+    renamed = renamed[same]
 
   def rename(old: np.ndarray) -> np.ndarray:
     return np.where(old >= 0, renamed[np.maximum(old, 0)], old) if values else old
 
   new_slots = rename(program.slots[stretches(program.slot_start[order], slots)])
-  first = np.full(values, values)
-  np.minimum.at(first, program.canonical, renamed)  # of those known to be equal, the one that now comes first
+  first = np.full(values, values)  # of those known to be equal, the one that now comes first
+  np.minimum.at(first, program.canonical[old_values], np.arange(len(old_values)))
   reader = np.repeat(np.arange(n), slots)
   inner = new_slots >= 0
-  first_use, last_use = np.full(values, n, np.int64), np.full(values, -1, np.int64)
+  first_use, last_use = np.full(len(old_values), n, np.int64), np.full(len(old_values), -1, np.int64)
   last_use[new_slots[inner]] = reader[inner]
   first_use[new_slots[inner][::-1]] = reader[inner][::-1]
   results = tuple(int(renamed[r]) if r >= 0 else r for r in program.results)
