@@ -7,11 +7,12 @@ from jaxroll.concatenations import as_choice
 from jaxroll.convolutions import canonical
 from jaxroll.fingerprint import nested_jaxprs
 from jaxroll.nested import map_equations, map_nested
-from jaxroll.work import FUSIBLE, holds
+from jaxroll.work import FUSIBLE, holds, size_of
 
 _GATHER = frozenset({"gather"})
 _REDUCING = frozenset({"reduce_sum", "reduce_prod", "reduce_max", "reduce_min", "reduce_and", "reduce_or", "argmax", "argmin"})
 _LAYOUT = frozenset({"reshape", "transpose", "squeeze", "expand_dims"})
+_BARRIERS = frozenset({"optimization_barrier"})
 _CALLS = frozenset({"jit", "closed_call", "custom_jvp_call", "custom_vjp_call", "checkpoint", "remat2"})
 
 
@@ -62,3 +63,30 @@ def _read_apart(jaxpr, fuses: list[bool] | None = None) -> set:
     elif name in _LAYOUT and not apart.isdisjoint(eqn.outvars) or not (name in FUSIBLE or name in _REDUCING):
       apart.update([v for v in eqn.invars if type(v) is compat.Var])
   return apart
+
+
+def fused_elements(jaxpr, arguments: list[int]) -> list[int]:
+  """Per argument of these positions how many elements of arrays a closed jaxpr makes straight from it, by what XLA fuses."""
+  elements = [0] * len(arguments)
+
+  def walk(jaxpr, own: list[int | None]) -> list[int | None]:
+    """From which of the arguments the jaxpr's own are, laid out otherwise at most, to which of them its results are."""
+    names = dict(zip(jaxpr.invars, own))
+    for eqn in jaxpr.eqns:
+      name = eqn.primitive.name
+      read = [None if type(a) is compat.Literal else names.get(a) for a in eqn.invars]
+      if all([k is None for k in read]) or eqn.params.get("name") == "fence":
+        continue
+      if name in _CALLS:
+        called, = nested_jaxprs(eqn.params)
+        names.update(zip(eqn.outvars, walk(getattr(called, "jaxpr", called), read)))
+      elif name in _LAYOUT or name == "broadcast_in_dim":
+        names[eqn.outvars[0]] = read[0]
+      elif name in FUSIBLE and name not in _BARRIERS:
+        for k in {k for k in read if k is not None}:
+          elements[k] += sum([size_of(v.aval) for v in eqn.outvars])
+    return [None if type(v) is compat.Literal else names.get(v) for v in jaxpr.outvars]
+
+  place = {argument: k for k, argument in enumerate(arguments)}
+  walk(jaxpr.jaxpr, [place.get(n) for n in range(len(jaxpr.jaxpr.invars))])
+  return elements

@@ -151,6 +151,7 @@ def choose(program: Program, rolls: list[Roll], options: RollOptions, platform: 
     if strategy == "call" and where.has_explicit_axes(program.closed):
       strategy, reason = "fence", "XLA can't divide calls kept out of line along explicit axes of a mesh"
     plan = schedule(program, rolls, [strategy] * len(rolls)) if rolls else None
+    plan = plan and dataclasses.replace(plan, on_one_device=not several_devices)
     return plan, [reason] * len(rolls), []
   memo: dict = {}
   kept, refusals = [], []
@@ -180,7 +181,7 @@ def choose(program: Program, rolls: list[Roll], options: RollOptions, platform: 
     plan, estimates = _estimated(program, kept, strategies, memo)
   if several_devices:
     # XLA reduces all summands over the devices at once. And it lays out a slice at an unknown place otherwise.
-    plan = dataclasses.replace(_unfenced(program, plan), hides_constants=False)
+    plan = dataclasses.replace(_unfenced(program, plan), on_one_device=False)
   else:
     plan = _divided(program, plan, estimates, inputs, options)
     if platform == "cpu":  # convolutions that are summed run beside the next iteration's on other cores

@@ -18,9 +18,10 @@ import numpy as np
 from jax import lax
 
 from jaxroll import compat
+from jaxroll.bodies import fused_elements
 from jaxroll.parts import One, Part, Pieces, Source, Woven
 from jaxroll.plan import Carry, Const, Slices, Xs, mesh_giver
-from jaxroll.program import Program
+from jaxroll.program import Program, aval_bytes
 from jaxroll.residuals import alone, equations, operands
 from jaxroll.schedule import STACKING, Loop, Schedule
 from jaxroll.statics import Static, with_operands
@@ -28,6 +29,8 @@ from jaxroll.statics import Static, with_operands
 # Names of the functions that the pass calls.
 CALLS = frozenset({"fence_body", "call_body", "inline_body", "batch_body", "fence", "stack", "unstack"})
 _FUSED_PARTS = 8  # XLA:CPU leaves longer concatenations alone
+# A row of an array of xs is copied if so many elements or more are made where it is read, if it has no more bytes than this.
+_FUSED_ELEMENTS, _COPIED_ROW = 1 << 12, 1 << 16
 _LARGEST_CONSTANT = 1 << 18  # bytes
 
 
@@ -111,6 +114,7 @@ class _Evaluation:
     self.functions, self.platform, self.spell = functions, platform, spell
     self.outer = dict(zip(program.jaxpr.constvars, program.closed.consts))
     self.outer.update(zip(program.jaxpr.invars, args))
+    self.may_fence = platform == "cpu" and schedule.on_one_device  # what need not be, for speed
     self.made: dict[int, Any] = {}  # by resolved value
     self.fenced: set[int] = set()  # those of the made that are read from behind a fence
     self.stacks: dict[tuple[int, int], Any] = {}  # (loop, body result) -> ys
@@ -216,7 +220,7 @@ class _Evaluation:
     roll = loop.roll
     call = self.function(loop.strategy, body)
     fences = loop.strategy == "fence"
-    hidden = self.hidden(loop) if fences and self.platform == "cpu" and self.schedule.hides_constants else {}
+    hidden = self.hidden(loop) if fences and self.may_fence else {}
     carried = [q for q in loop.ys if fences and q in loop.carried and q not in loop.unfenced]
     # What the first iteration starts from, too, or its kernels are fused with what makes that, and are others.
     self.fence([v for s in (roll.inputs[i] for i in loop.inputs) if isinstance(s, Carry) and s.result in carried
@@ -227,6 +231,18 @@ class _Evaluation:
       outs = call(*arguments)
       self.made.update((roll.value(trip, q), value) for q, value in zip(loop.ys, outs))
       self.fence([roll.value(trip, q) for q in carried])
+
+  def apart(self, loop: Loop, body, xs: dict) -> list[int]:
+    """The inputs whose rows are copied out of the xs in each iteration, and not read where they lie.
+
+    What XLA:CPU fuses with the slice at an unknown place it does not vectorize: an element takes a nanosecond or two,
+    against a microsecond for the copy (jax 0.10.2 and 0.12).
+    """
+    if loop.strategy != "scan" or not self.may_fence:
+      return []
+    rows = [n for n, i in enumerate(loop.inputs) if i in xs and xs[i].ndim > 1 and not compat.key_impl(xs[i])
+            and aval_bytes(body.in_avals[n]) <= _COPIED_ROW]
+    return [loop.inputs[n] for n, fused in zip(rows, fused_elements(body, rows)) if fused >= _FUSED_ELEMENTS]
 
   def fence(self, values: list[int]) -> None:
     """Puts values that have been made behind a fence, once."""
@@ -300,9 +316,11 @@ class _Evaluation:
     registers = [[self.array(v) for v in reversed(chain.inits)] for chain in loop.chains]
     zeros = [self.zero(roll.value(0, q)) for q in loop.lasts]
     n_chains, n_lasts = len(loop.chains), len(loop.lasts)
+    apart = self.apart(loop, body, xs)
 
     def step(carry, x):
       registers, _ = carry
+      x = {**x, **dict(zip(apart, compat.fence([x[i] for i in apart], self.platform)))} if apart else x
       def argument(i, source):
         if isinstance(source, Const):
           return consts[i]

@@ -108,8 +108,8 @@ class Schedule:
   index, None for a loop that nothing needs. `collected` has the parts of each
   equation that puts loops' results together. `values.resolve` maps a value to the
   one that is computed in its stead. `remade` are results of loops that are made anew
-  for equations outside of them. `hides_constants` says whether fenced iterations get their constants
-  through a fence.
+  for equations outside of them. `on_one_device` says whether constants and rows of xs
+  may be put behind fences.
   """
 
   steps: tuple[tuple[int, ...] | int, ...]
@@ -118,7 +118,7 @@ class Schedule:
   values: Values
   needed: frozenset[int]
   remade: frozenset[int] = frozenset()
-  hides_constants: bool = True
+  on_one_device: bool = True
 
 
 _HOISTED, _NOBODY, _NO_ROLL = -1, -2, -3

@@ -67,7 +67,7 @@ def equation_work(eqn, memo: dict | None = None) -> Work:
   name, params = eqn.primitive.name, eqn.params
   if name == "dynamic_update_slice" or name.startswith("scatter"):  # in place
     update = eqn.invars[1 if name == "dynamic_update_slice" else 2].aval
-    return Work(_elements(update), aval_bytes(update), kernels=1)
+    return Work(size_of(update), aval_bytes(update), kernels=1)
   inner = [] if not params or name in _COMBINING else [jaxpr_work(j, memo) for j in nested_jaxprs(params)]
   if inner:
     total = Work()
@@ -76,7 +76,7 @@ def equation_work(eqn, memo: dict | None = None) -> Work:
     return total + Work(kernels=0 if name in FUSIBLE or name in _TRANSPARENT else 1)
   results = sum(aval_bytes(v.aval) for v in eqn.outvars)
   out = eqn.outvars[0].aval if eqn.outvars else None
-  size = _elements(out)
+  size = size_of(out)
   if name == "dot_general":
     (contracted, _), _ = params["dimension_numbers"]
     shape = eqn.invars[0].aval.shape
@@ -89,7 +89,8 @@ def equation_work(eqn, memo: dict | None = None) -> Work:
               draws=name in GENERATORS, shifts=name in _SHIFTING)
 
 
-def _elements(aval) -> int:
+def size_of(aval) -> int:
+  """The elements of an array of this type."""
   return math.prod(map(reckoned, getattr(aval, "shape", ())))
 
 

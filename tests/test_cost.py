@@ -7,6 +7,7 @@ import pytest
 from jax import lax
 
 from jaxroll import RollOptions, explain, roll_jaxpr, roll_jit
+from jaxroll.testing import check_roll
 from programs import chain, dropout_chain, loss, stacked_loss, weights
 
 X = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)
@@ -187,3 +188,19 @@ def test_a_fence_copies_no_weights():
           for jit in (jax.jit, roll_jit, lambda f: roll_jit(f, roll=RollOptions(strategy="scan")))]
   stacked = 24 * ws[0].nbytes
   assert temp[1] < temp[0] + stacked / 4 and temp[2] > temp[1] + stacked / 2
+
+
+def test_rows_of_xs_that_much_is_made_from_are_copied_on_cpu():
+  def f(ws, bs, small, x):
+    for w, b, s in zip(ws, bs, small):
+      x = jnp.tanh(x @ w + b) + jnp.pad(jax.nn.relu(s), (0, 31)).sum()
+    return x
+  args = weights(12, 32, 32), weights(12, 32), weights(12, 1), np.ones((128, 32), np.float32)
+  def copied(platform):
+    rolled, _ = roll_jaxpr(jax.make_jaxpr(f)(*args), RollOptions(strategy="scan", strict=True), platform=platform)
+    scan, = [e for e in rolled.jaxpr.eqns if e.primitive.name == "scan"]
+    is_fence = lambda e: e.params.get("name") == "fence" or e.primitive.name == "optimization_barrier"
+    return [v.aval.shape for e in scan.params["jaxpr"].jaxpr.eqns if is_fence(e) for v in e.outvars]
+  assert copied("cpu") == [(32,)], "the bias, and neither what a product alone reads nor what few elements are made from"
+  assert copied("gpu") == []
+  check_roll(f, *args, options=RollOptions(strategy="scan", strict=True))
