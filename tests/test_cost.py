@@ -204,3 +204,21 @@ def test_rows_of_xs_that_much_is_made_from_are_copied_on_cpu():
   assert copied("cpu") == [(32,)], "the bias, and neither what a product alone reads nor what few elements are made from"
   assert copied("gpu") == []
   check_roll(f, *args, options=RollOptions(strategy="scan", strict=True))
+
+
+def test_iterations_share_a_step_after_which_lagged_carries_lie_where_they_lay():
+  def f(ws, x, lag):
+    seen = [x] * lag
+    for w in ws:
+      y = jnp.concatenate(seen[-lag:], -1)
+      seen.append(jax.nn.silu((y - y.mean(-1, keepdims=True)) @ w[: y.shape[-1]]))
+    return seen[-1]
+  x, w = np.ones((128, 16), np.float32), weights(1, 9 * 16, 16)[0]
+  def unrolled(lag, trips, options=RollOptions(strict=True)):
+    fun = lambda w, x: f([w] * trips, x, lag)
+    rolled, _ = roll_jaxpr(jax.make_jaxpr(fun)(w, x), options, platform="cpu")
+    return [e.params["unroll"] for e in rolled.jaxpr.eqns if e.primitive.name == "scan"]
+  assert unrolled(1, 24) == [1] and unrolled(2, 24) == [2] and unrolled(4, 24) == [4]
+  assert unrolled(9, 40) == [1], "too many equations for what it gains"
+  assert unrolled(4, 24, RollOptions(optimize_for="compile", strict=True)) == [1]
+  check_roll(lambda w, x: f([w] * 11, x, 3), w, x, grad=True)
