@@ -17,6 +17,7 @@ import numpy as np
 from jaxroll import compat, where
 from jaxroll.options import RollOptions
 from jaxroll.draws import is_random
+from jaxroll.graph import components
 from jaxroll.parts import One, Part, Pieces, Woven
 from jaxroll.plan import Carry, Const, Roll, Slices, Xs, saved
 from jaxroll.program import Program, aval_bytes, reckoned
@@ -39,7 +40,8 @@ _LEAST_SEGMENT = 3  # A loop over random bits is cut so that no piece has fewer 
 # slow to compile, or of this many seconds' work, which hardly notice it.
 _FENCED_BODY = 40
 _FENCED_SECONDS = 100e-6
-_FENCED_SAVED = 600  # or around any of which there are many, as unrolled recurrences are what XLA is slowest with
+_FENCED_SAVED = 600  # or around any of which there are many, as unrolled recurrences are what XLA is slowest with,
+_FENCED_LEAST = 3e-6  # and which are not too quick: forty layers of 5 us ran 1.18 as long
 # And sooner around those in which products read what fuses through many iterations, such as an LSTM's cell: each product
 # makes all the steps before anew (`--only recurrence`).
 _FENCED_SAVED_CHAINED = 350
@@ -330,9 +332,9 @@ def _aside(estimate: Estimate, options: RollOptions, platform: str | None, sever
   if options.optimize_for == "compile":
     is_called = estimate.trips >= _CALLED_TRIPS and where.calls_survive(platform) and not several_devices
     return "call" if is_called else "fence"
-  many = _FENCED_SAVED_CHAINED if estimate.is_chained and estimate.seconds > _UNROLLED_SECONDS else _FENCED_SAVED
-  if (estimate.body < _FENCED_BODY and estimate.seconds < _FENCED_SECONDS and estimate.saved < many
-      and not estimate.is_slow_fused):
+  is_many = estimate.saved >= (_FENCED_SAVED_CHAINED if estimate.is_chained else _FENCED_SAVED)
+  if (estimate.body < _FENCED_BODY and estimate.seconds < _FENCED_SECONDS and not estimate.is_slow_fused
+      and not (is_many and estimate.seconds > _FENCED_LEAST)):
     return "inline"  # XLA compiles so little in no time, and a fence would be felt
   return "fence"
 
@@ -391,25 +393,33 @@ def _row_bytes(aval) -> int:
 def _carried_work(program: Program, loop: Loop, memo: dict) -> tuple[int, Work]:
   """The work of the body's equations that read a carry that fuses with the next one, or what fuses with that.
 
-  And how many of these equations fuse.
+  And how many of these equations fuse. Kernels on which such a carry depends itself are left out, XLA does not fuse past
+  them: a normalization in a residual stream, but not the gradient of a weight.
   """
   roll = loop.roll
   slot_of, out_of = program.slot_starts(roll.start, roll.period), program.result_starts(roll.start, roll.period)
   own = {j: roll.bindings[slot_of[j] : slot_of[j + 1]] for j in loop.offsets}
+  made = {j: range(out_of[j], out_of[j + 1]) for j in loop.offsets}
   work = {j: equation_work(program.eqns[roll.start + j], memo) for j in loop.offsets}
   carries = {-1 - i: s.result for i, s in enumerate(roll.inputs) if isinstance(s, Carry)}
+  kept = carries
   while True:
-    fused, count, reading = set(carries), 0, Work()
+    fused, reading = set(kept), []
     for j in loop.offsets:
       if not fused.isdisjoint(own[j]):
-        reading += work[j]
+        reading.append(j)
         if not work[j].kernels:
-          count += 1
-          fused.update(range(out_of[j], out_of[j + 1]))
-    kept = {b: q for b, q in carries.items() if q in fused}
-    if len(kept) == len(carries):
-      return (count, reading) if carries else (0, Work())
-    carries = kept
+          fused.update(made[j])
+    remaining = {b: q for b, q in kept.items() if q in fused}
+    if len(remaining) == len(kept):
+      break
+    kept = remaining
+  maker = {q: j for j in loop.offsets for q in made[j]}
+  sources = {j: [maker[q] for q in (carries.get(b, b) for b in own[j]) if q in maker] for j in loop.offsets}
+  cycle = components(sources)
+  on_cycles = {cycle[maker[q]] for q in kept.values()}
+  counted = [j for j in reading if not work[j].kernels or cycle[j] not in on_cycles]
+  return sum(not work[j].kernels for j in reading), sum([work[j] for j in counted], Work())
 
 
 def _feeds_kernels(program: Program, loop: Loop, memo: dict, rolls: list[Roll]) -> bool:

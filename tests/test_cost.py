@@ -123,6 +123,25 @@ def test_steps_that_their_own_reductions_read_are_not_fused():
   assert set(strategies(jax.grad(fit), np.float32(0.3), X)) <= {"scan", "fence"}
 
 
+def test_a_normalization_of_what_it_leads_to_keeps_steps_from_being_made_anew():
+  def normalized(ws, x):
+    for w in ws:
+      x = x + jnp.tanh(x * jax.lax.rsqrt((x * x).mean(-1, keepdims=True) + 1e-6) @ w)
+    return x
+  assert strategies(normalized, weights(24, 32, 32), np.ones((4, 32), np.float32)) == ["inline"]
+  assert strategies(normalized, weights(80, 32, 32), np.ones((4, 32), np.float32)) == ["inline"], "many, but quick"
+  assert strategies(normalized, weights(80, 128, 128), np.ones((4, 128), np.float32)) == ["fence"], "many, and not so quick"
+  def cell(p, xs):
+    h = c = jnp.zeros((4, 32))
+    for x in xs:
+      i, f, o, g = jnp.split(jnp.concatenate([x, h], -1) @ p[0] + p[1], 4, -1)
+      c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
+      h = jax.nn.sigmoid(o) * jnp.tanh(c)
+    return h.sum()
+  found = strategies(jax.grad(cell), (weights(1, 64, 128)[0], np.zeros(128, np.float32)), weights(12, 4, 32))
+  assert found == ["inline", "fence"], "the gradient of the bias leads to no step"
+
+
 def test_small_and_quick_bodies_are_not_fenced():
   assert strategies(chain, weights(24, 16, 16), np.ones((4, 16), np.float32)) == ["inline"]
   assert strategies(chain, weights(24, 256, 256), np.ones((64, 256), np.float32)) == ["fence"]
