@@ -12,7 +12,6 @@ from jaxroll.work import FUSIBLE, holds, size_of
 _GATHER = frozenset({"gather"})
 _REDUCING = frozenset({"reduce_sum", "reduce_prod", "reduce_max", "reduce_min", "reduce_and", "reduce_or", "argmax", "argmin"})
 _LAYOUT = frozenset({"reshape", "transpose", "squeeze", "expand_dims"})
-_BARRIERS = frozenset({"optimization_barrier"})
 _CALLS = frozenset({"jit", "closed_call", "custom_jvp_call", "custom_vjp_call", "checkpoint", "remat2"})
 
 
@@ -66,7 +65,7 @@ def _read_apart(jaxpr, fuses: list[bool] | None = None) -> set:
 
 
 def fused_elements(jaxpr, arguments: list[int]) -> list[int]:
-  """Per argument of these positions how many elements of arrays a closed jaxpr makes straight from it, by what XLA fuses."""
+  """How many elements of arrays a closed jaxpr makes straight from each of these arguments, by what XLA fuses with it."""
   elements = [0] * len(arguments)
 
   def walk(jaxpr, own: list[int | None]) -> list[int | None]:
@@ -82,7 +81,7 @@ def fused_elements(jaxpr, arguments: list[int]) -> list[int]:
         names.update(zip(eqn.outvars, walk(getattr(called, "jaxpr", called), read)))
       elif name in _LAYOUT or name == "broadcast_in_dim":
         names[eqn.outvars[0]] = read[0]
-      elif name in FUSIBLE and name not in _BARRIERS:
+      elif name in FUSIBLE and name != "optimization_barrier":
         for k in {k for k in read if k is not None}:
           elements[k] += sum([size_of(v.aval) for v in eqn.outvars])
     return [None if type(v) is compat.Literal else names.get(v) for v in jaxpr.outvars]

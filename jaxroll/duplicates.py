@@ -102,7 +102,10 @@ def _merged(program: Program, gone: np.ndarray, original: np.ndarray) -> Program
 
 
 def _is_kept(program: Program, gone: np.ndarray, slots: list[int], results: list[int]) -> np.ndarray:
-  """bool, per equation whether it is none of `gone` and not read by those alone; `slots` and `results` are what is read now."""
+  """bool, per equation whether it is none of `gone` and not read by those alone.
+
+  `slots` and `results` are the values that are read once those of `gone` have others in their stead.
+  """
   lists = program.lists
   readers = Counter(slots)
   readers.update(results)

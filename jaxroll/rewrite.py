@@ -29,8 +29,8 @@ from jaxroll.statics import Static, with_operands
 # Names of the functions that the pass calls.
 CALLS = frozenset({"fence_body", "call_body", "inline_body", "batch_body", "fence", "stack", "unstack"})
 _FUSED_PARTS = 8  # XLA:CPU leaves longer concatenations alone
-# A row of an array of xs is copied if so many elements or more are made where it is read, if it has no more bytes than this.
-_FUSED_ELEMENTS, _COPIED_ROW = 1 << 12, 1 << 16
+# A row of xs of at most so many bytes is copied if at least so many elements are made where it is read.
+_COPIED_ROW, _FUSED_ELEMENTS = 1 << 16, 1 << 12
 _LARGEST_CONSTANT = 1 << 18  # bytes
 
 
