@@ -5,9 +5,9 @@ from __future__ import annotations
 from jaxroll import compat
 from jaxroll.concatenations import as_choice
 from jaxroll.convolutions import canonical
-from jaxroll.fingerprint import nested_jaxprs
+from jaxroll.fingerprint import holds, nested_jaxprs
 from jaxroll.nested import map_equations, map_nested
-from jaxroll.work import FUSIBLE, holds, size_of
+from jaxroll.work import FUSIBLE, size_of
 
 _GATHER = frozenset({"gather"})
 _REDUCING = frozenset({"reduce_sum", "reduce_prod", "reduce_max", "reduce_min", "reduce_and", "reduce_or", "argmax", "argmin"})

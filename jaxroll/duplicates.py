@@ -19,8 +19,9 @@ from collections import Counter
 import numpy as np
 
 from jaxroll import compat
+from jaxroll.fingerprint import holds
 from jaxroll.program import Program, reordered, stretches
-from jaxroll.work import equation_work, holds
+from jaxroll.work import equation_work
 
 # What is computed anew behind these is so by intent, to save memory.
 _BARRIERS = frozenset({"optimization_barrier", "checkpoint", "remat2"})

@@ -36,6 +36,7 @@ class Fingerprinter:
     self._fresh = itertools.count(-1, -1)
     self._avals: dict[Any, tuple[int, int | None]] = {}
     self._jaxprs: dict[tuple[int, bool], tuple[int | None, Any]] = {}
+    self._rules: dict[int, tuple[bool, Any]] = {}  # the same, of `holds`
     self._sizes: dict[int, tuple[int, Any]] = {}  # of jaxprs, by id; holds them
     self._sizes_of_equal: dict[int, int] = {}  # of equations, by fingerprint
     self._equations: dict[int, tuple[tuple[int, tuple], Any]] = {}  # by id; holds the equation, so that ids stay theirs
@@ -80,6 +81,13 @@ class Fingerprinter:
     if found is None:
       found = self._equations[id(eqn)] = (self._equation(eqn), eqn)
     return found[0]
+
+  def has_rule(self, eqn) -> bool:
+    """Whether equal equations are to be evaluated each by itself, as they hold a `custom_vjp` function.
+
+    Its rule may do what is not linear in the cotangent, such as to clip it: of one call for two, it would get the sum.
+    """
+    return bool(eqn.params) and holds(eqn, _RULES, self._rules)
 
   def _equation(self, eqn) -> tuple[int, tuple]:
     primitive, params, aval = eqn.primitive, eqn.params, self.aval
@@ -216,6 +224,7 @@ def _distinct_size(jaxpr, seen: dict[int, Any]) -> int:
 GENERATORS = frozenset({"random_bits", "random_split", "random_fold_in", "threefry2x32"})
 # XLA compiles this many instructions for an equation.
 _SIZES = dict.fromkeys(GENERATORS, 100)
+_RULES = frozenset({"custom_vjp_call"})
 _NO_FINGERPRINT = ((-1,),)
 
 
@@ -236,3 +245,17 @@ def nested_jaxprs(params):
       for v in value:
         if type(v) is compat.ClosedJaxpr or type(v) is compat.Jaxpr:
           yield v
+
+
+def holds(eqn, names: frozenset[str], memo: dict) -> bool:
+  """Whether an equation, or one nested in it, is of one of these primitives; `memo` is for these names alone."""
+  if eqn.primitive.name in names:
+    return True
+  for jaxpr in nested_jaxprs(eqn.params) if eqn.params else ():
+    found = memo.get(id(jaxpr))
+    if found is None:
+      eqns = getattr(jaxpr, "jaxpr", jaxpr).eqns
+      found = memo[id(jaxpr)] = (any([holds(e, names, memo) for e in eqns]), jaxpr)
+    if found[0]:
+      return True
+  return False

@@ -181,7 +181,7 @@ def analyze(closed, fingerprinter: Fingerprinter) -> Program:
     if statics:
       operands += [new_outer(fingerprinter.static(s), s) for s in statics]
     first = same = len(canonical)
-    if fp >= 0:
+    if fp >= 0 and not fingerprinter.has_rule(eqn):
       same = numbering.setdefault((fp, *[canonical[o] if o >= 0 else o for o in operands]), first)
     for k, v in enumerate(eqn.outvars):
       ids[v] = first + k

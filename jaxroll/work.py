@@ -6,7 +6,7 @@ import dataclasses
 import math
 import operator
 
-from jaxroll.fingerprint import GENERATORS, nested_jaxprs
+from jaxroll.fingerprint import GENERATORS, holds, nested_jaxprs
 from jaxroll.program import aval_bytes, reckoned
 
 # Primitives that XLA fuses into what reads them: a program of these alone becomes few kernels.
@@ -117,17 +117,3 @@ def jaxpr_work(jaxpr, memo: dict | None = None) -> Work:
 def draws_random_bits(eqn, memo: dict | None = None) -> bool:
   """Whether an equation, or one nested in it, generates random bits."""
   return holds(eqn, _DRAWS, {} if memo is None else memo)
-
-
-def holds(eqn, names: frozenset[str], memo: dict) -> bool:
-  """Whether an equation, or one nested in it, is of one of these primitives; `memo` is for these names alone."""
-  if eqn.primitive.name in names:
-    return True
-  for jaxpr in nested_jaxprs(eqn.params) if eqn.params else ():
-    found = memo.get(id(jaxpr))
-    if found is None:
-      eqns = getattr(jaxpr, "jaxpr", jaxpr).eqns
-      found = memo[id(jaxpr)] = (any([holds(e, names, memo) for e in eqns]), jaxpr)
-    if found[0]:
-      return True
-  return False

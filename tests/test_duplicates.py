@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jaxroll import RollOptions, explain, no_roll, roll_jaxpr
+from jaxroll import RollOptions, explain, no_roll, roll, roll_jaxpr
 from jaxroll.testing import check_roll
 from programs import weights
 
@@ -143,3 +143,50 @@ def test_results_that_are_merged_and_results_of_which_one_is_dropped():
     return x, sums, two(x), two(x)
   check_roll(f, X, options=FORCED)
   assert explain(f, FORCED)(X).rolls
+
+
+@jax.custom_vjp
+def clipped(y):
+  """Itself; its gradient clipped, which is not linear in the cotangent."""
+  return y
+
+
+clipped.defvjp(lambda y: (y, None), lambda _, g: (jnp.clip(g, -.1, .1),))
+
+
+def twice(ws, b, x):
+  for w in ws:
+    x = clipped(jnp.tanh(x @ w)) + 2 * clipped(jnp.tanh(x @ w))
+  return x
+
+
+def read_by_equal_products(ws, b, x):
+  for w in ws:
+    x = jnp.tanh(clipped(x) @ w) + jnp.sin(clipped(x) @ w)
+  return x
+
+
+def within_a_function(ws, b, x):
+  layer = jax.jit(lambda x, w: clipped(jnp.tanh(x @ w)))
+  for w in ws:
+    x = layer(x, w) + 2 * layer(x, w)
+  return x
+
+
+def alike_in_every_iteration(ws, b, x):
+  for w in ws:
+    x = jnp.tanh(x @ w + clipped(b))
+  return x
+
+
+@pytest.mark.parametrize("f", [twice, read_by_equal_products, within_a_function, alike_in_every_iteration])
+@pytest.mark.parametrize("options", [FORCED, RollOptions(strategy="fence", min_body_eqns=1, strict=True), RollOptions(strict=True)],
+                         ids=["scan", "fence", "auto"])
+def test_each_call_has_its_own_rule(f, options):
+  """A rule that clips would see the sum of the cotangents, if one call stood for several."""
+  args = weights(12, 4, 4), np.full(4, .1, np.float32), np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)
+  loss = lambda f: lambda *args: (5 * f(*args)).sum() + args[1].sum()
+  expected = jax.grad(loss(f), (0, 1, 2))(*args)
+  for a, b in zip(jax.tree.leaves(expected), jax.tree.leaves(jax.grad(loss(roll(f, options)), (0, 1, 2))(*args))):
+    np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+  check_roll(f, *args, options=options)
